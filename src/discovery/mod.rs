@@ -1,0 +1,1 @@
+//! Discovery: sources of complete worker snapshots, and targets they are applied to.

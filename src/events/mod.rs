@@ -1,0 +1,3 @@
+//! Engine KV events: transport, decoding, one supervised listener a rank.
+
+pub mod transport;

@@ -1,0 +1,30 @@
+//! Pointsman decides which LLM inference worker each request goes to, from what is in every worker's KV cache and from
+//! what every worker is doing. It never touches the request or the response.
+//!
+//! | module | owns | feature |
+//! |---|---|---|
+//! | [`selection`] | the core: prefix index, load, policies, sessions, reservations | none |
+//! | [`events`] | engines' KV events: transport, decoding, listeners | `service` |
+//! | [`service`] | the embeddable service: core, listeners, recovery, shutdown | `service` |
+//! | [`discovery`] | snapshots of workers, the workers file, targets | `service` |
+//! | [`telemetry`] | logs, metrics, readiness | `service` |
+//! | [`http`] | the HTTP API | `server` |
+//! | [`cli`] | one file a subcommand | `server` |
+//!
+//! The arrows point one way: `cli -> {http, discovery} -> service -> events -> selection`.
+
+pub mod selection;
+
+#[cfg(feature = "service")]
+pub mod discovery;
+#[cfg(feature = "service")]
+pub mod events;
+#[cfg(feature = "service")]
+pub mod service;
+#[cfg(feature = "service")]
+pub mod telemetry;
+
+#[cfg(feature = "server")]
+pub mod cli;
+#[cfg(feature = "server")]
+pub mod http;

@@ -1,0 +1,3 @@
+//! The `pointsman` binary: parse, dispatch.
+
+fn main() {}

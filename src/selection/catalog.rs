@@ -1,0 +1,135 @@
+//! The catalog: every worker record, who owns it, and where it stands (design sections 5 and 6).
+
+use serde::{Deserialize, Serialize};
+
+use super::worker::{Lifecycle, WorkerRequest, WorkerState};
+
+/// One desired record of a snapshot.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DesiredWorker {
+    /// Active or draining.
+    #[serde(default)]
+    pub state: WorkerState,
+    /// The record.
+    #[serde(flatten)]
+    pub request: WorkerRequest,
+}
+
+/// Order of an owner's snapshots; a smaller one is refused.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct SnapshotVersion {
+    /// Lease transitions of the operator, or start time in ms of a file source.
+    pub epoch: u64,
+    /// Counts snapshots within an epoch.
+    pub generation: u64,
+}
+
+/// One owner's complete desired set (`PUT /catalog/{owner}`).
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CatalogSnapshot {
+    /// Order.
+    #[serde(flatten)]
+    pub version: SnapshotVersion,
+    /// XXH3-128 over the records sorted by id, state included, as the source computed it; opaque here.
+    pub digest: String,
+    /// Every record; an empty list removes the owner.
+    pub workers: Vec<DesiredWorker>,
+}
+
+/// A change against a digest the target is known to have.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CatalogDelta {
+    /// Order.
+    #[serde(flatten)]
+    pub version: SnapshotVersion,
+    /// Digest the delta starts from; anything else is 409 and the whole must be sent.
+    pub base_digest: String,
+    /// Resulting digest.
+    pub digest: String,
+    /// New and changed records.
+    #[serde(default)]
+    pub upsert: Vec<DesiredWorker>,
+    /// Ids that left.
+    #[serde(default)]
+    pub delete: Vec<u64>,
+}
+
+/// What became of one record.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WorkerOutcome {
+    /// Worker.
+    pub worker_id: u64,
+    /// Where it stands; absent when rejected.
+    pub lifecycle: Option<Lifecycle>,
+    /// Why it is not schedulable, or `rejected: owned by X`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub reasons: Vec<String>,
+}
+
+/// The answer to a snapshot or delta.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CatalogReport {
+    /// Now in force.
+    #[serde(flatten)]
+    pub version: SnapshotVersion,
+    /// Now in force.
+    pub digest: String,
+    /// Changes on restart of the selector.
+    pub instance_id: String,
+    /// A line a record, sorted by id.
+    pub workers: Vec<WorkerOutcome>,
+}
+
+/// One owner in `GET /catalog`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct OwnerStatus {
+    /// `api`, `file.<name>`, `k8s.<namespace>.<set>`.
+    pub owner: String,
+    /// In force; zero for `api`.
+    #[serde(flatten)]
+    pub version: SnapshotVersion,
+    /// In force; empty for `api`.
+    pub digest: String,
+    /// Records it owns.
+    pub workers: u64,
+    /// Of those, schedulable.
+    pub schedulable: u64,
+    /// Why its source is behind, e.g. an invalid workers file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source_error: Option<String>,
+}
+
+/// `GET /catalog`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CatalogStatus {
+    /// Changes on restart.
+    pub instance_id: String,
+    /// Sorted by name.
+    pub owners: Vec<OwnerStatus>,
+}
+
+/// Why a snapshot was refused whole.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CatalogError {
+    /// Older than what is in force (409; the answer carries the current pair and digest).
+    #[error("snapshot ({}, {}) is older than the current ({}, {})", .offered.epoch, .offered.generation, .current.epoch, .current.generation)]
+    Stale {
+        /// What was sent.
+        offered: SnapshotVersion,
+        /// What is in force.
+        current: SnapshotVersion,
+        /// Digest in force.
+        digest: String,
+    },
+    /// A delta against another digest (409; send the whole).
+    #[error("delta starts from digest {base} but {current} is in force")]
+    BaseMismatch {
+        /// The delta's.
+        base: String,
+        /// In force.
+        current: String,
+    },
+    /// Two records with one id, an owner name that is not valid, or the like (400).
+    #[error("{0}")]
+    Invalid(String),
+}

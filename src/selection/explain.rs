@@ -1,0 +1,41 @@
+//! Why a rank was chosen: verdicts, inputs and cost by term of every candidate.
+
+use serde::Serialize;
+
+/// One candidate of an explained selection.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ExplainedCandidate {
+    /// Worker.
+    pub worker_id: u64,
+    /// Rank.
+    pub dp_rank: u32,
+    /// `eligible`, or the stable word of the check that excluded it.
+    pub verdict: &'static str,
+    /// Cached blocks on device, host, disk and external.
+    pub cached_blocks: [u32; 4],
+    /// Prefill tokens in progress.
+    pub active_prefill_tokens: u64,
+    /// Active blocks.
+    pub active_blocks: u64,
+    /// Live bookings.
+    pub active_requests: u64,
+    /// Leading prompt blocks that live bookings there share.
+    pub shared_active_blocks: u64,
+    /// Terms of the cost in blocks, by name, in the order they are added.
+    pub cost_terms: Vec<(&'static str, f64)>,
+    /// The cost; absent when not eligible.
+    pub cost: Option<f64>,
+}
+
+/// `?explain=true`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Explanation {
+    /// Policy that decided.
+    pub policy: String,
+    /// Every rank, sorted by (worker, rank).
+    pub candidates: Vec<ExplainedCandidate>,
+    /// Second best eligible rank.
+    pub runner_up: Option<(u64, u32)>,
+    /// Candidates that share the lowest cost.
+    pub ties: u64,
+}

@@ -1,0 +1,1 @@
+//! Pending selections: what a query decided, kept for a later booking.

@@ -1,0 +1,96 @@
+//! How a rank is chosen: the policy seam, eligibility, and the built-in default.
+//!
+//! One policy instance a partition, called under the partition's lock.
+
+pub mod builtin;
+
+use super::{
+    error::SelectionError,
+    explain::Explanation,
+    identity::WorkerWithDpRank,
+    index::{Matches, PrefixIndex, TierBlocks},
+    load::{LoadTracker, Slot},
+    moment::Moment,
+    request::{AffinityTarget, RouterConfigOverride, RoutingConstraints},
+};
+
+/// One selection as a policy sees it.
+#[derive(Debug)]
+pub struct PickRequest<'a> {
+    /// Prompt length in tokens.
+    pub prompt_tokens: u64,
+    /// Tracking hashes of the prompt's complete blocks.
+    pub sequence: &'a [u64],
+    /// Whether this request counts as prefill load.
+    pub track_prefill_tokens: bool,
+    /// Who has what cached, by lanes of `index`.
+    pub matches: &'a Matches,
+    /// Maps lanes to slots.
+    pub index: &'a PrefixIndex,
+    /// Exactly this rank.
+    pub pinned_worker: Option<WorkerWithDpRank>,
+    /// Only these workers.
+    pub allowed_worker_ids: Option<&'a std::collections::BTreeSet<u64>>,
+    /// Rather here; exclusive while eligible for policies that ask for it.
+    pub affinity_target: Option<AffinityTarget>,
+    /// Taints.
+    pub constraints: &'a RoutingConstraints,
+    /// Settings of this request.
+    pub overrides: Option<&'a RouterConfigOverride>,
+    /// Explain the choice.
+    pub explain: bool,
+    /// The time.
+    pub now: Moment,
+}
+
+/// A choice.
+#[derive(Clone, Debug)]
+pub struct Picked {
+    /// The chosen slot.
+    pub slot: Slot,
+    /// Its cost, in blocks.
+    pub cost: f64,
+    /// What the chosen rank has cached.
+    pub overlap: TierBlocks,
+    /// Estimated cached tokens of the chosen rank (spec scheduling 5.2), not clamped to the prompt.
+    pub cached_tokens: u64,
+    /// Active blocks plus those of this prompt not shared with live bookings there.
+    pub decode_blocks: u64,
+    /// Prefill tokens in progress there, before this request.
+    pub active_prefill_tokens: u64,
+    /// When asked for.
+    pub explanation: Option<Explanation>,
+}
+
+/// Weights that turn cached blocks into estimated cached tokens (spec scheduling 5.2).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CacheWeights {
+    /// Host-pinned tier, 0 to 1.
+    pub host: f64,
+    /// Disk and external tiers, 0 to 1.
+    pub disk: f64,
+}
+
+impl CacheWeights {
+    /// `round(block_size * (device + host * w + (disk + external) * w))`, half away from zero.
+    pub fn cached_tokens(&self, blocks: TierBlocks, block_size: u32) -> u64 {
+        let weighted = f64::from(blocks.device)
+            + f64::from(blocks.host) * self.host
+            + (f64::from(blocks.disk) + f64::from(blocks.external)) * self.disk;
+        (weighted * f64::from(block_size)).round() as u64
+    }
+}
+
+/// A policy instance.
+pub trait SelectionPolicy: Send {
+    /// Name in explanations and metrics.
+    fn name(&self) -> &str;
+
+    /// Chooses a rank. Eligibility errors have the texts of spec scheduling 2.1.
+    fn pick(
+        &mut self,
+        request: &PickRequest<'_>,
+        load: &mut LoadTracker,
+        rng: &mut fastrand::Rng,
+    ) -> Result<Picked, SelectionError>;
+}

@@ -1,0 +1,1 @@
+//! Prompts: from what a request carries to block, sequence and tracking hashes.

@@ -1,0 +1,1 @@
+//! Session affinity: which rank a session is bound to.

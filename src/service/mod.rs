@@ -1,0 +1,1 @@
+//! The embeddable service: core, listeners, recovery and shutdown behind typed verbs.
