@@ -1,5 +1,7 @@
 //! KV hints: where a chosen worker can fetch a longer prefix from (spec http 11).
 
+use std::sync::Arc;
+
 use serde::Serialize;
 
 /// A hint in the wire form engines take.
@@ -8,7 +10,7 @@ pub struct KvHint {
     /// `"0.1"`.
     pub protocol_version: &'static str,
     /// The selection id.
-    pub message_id: String,
+    pub message_id: Arc<str>,
     /// One fetch.
     pub actions: Vec<KvHintAction>,
 }

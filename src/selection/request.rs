@@ -1,7 +1,10 @@
 //! Requests and answers of the verbs, in the shapes of the HTTP API (spec http 3 to 8). Field order is the order in
 //! which answers are written.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -249,7 +252,7 @@ pub struct WorkerLoad {
 pub struct SelectResponse {
     /// Id, as sent or generated.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub selection_id: Option<String>,
+    pub selection_id: Option<Arc<str>>,
     /// Tracking hashes (bookings only).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sequence_hashes: Option<Vec<i64>>,
@@ -260,15 +263,15 @@ pub struct SelectResponse {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub track_prefill_tokens: Option<bool>,
     /// Model name.
-    pub model_name: String,
+    pub model_name: Arc<str>,
     /// Routing group.
-    pub routing_group: String,
+    pub routing_group: Arc<str>,
     /// Chosen worker.
     pub worker_id: u64,
     /// Chosen rank.
     pub dp_rank: u32,
     /// The worker's endpoint.
-    pub endpoint: String,
+    pub endpoint: Arc<str>,
     /// Tokens a block.
     pub block_size: u32,
     /// What the worker has cached.
@@ -295,17 +298,17 @@ pub struct SelectResponse {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ReservationResponse {
     /// Id.
-    pub selection_id: String,
+    pub selection_id: Arc<str>,
     /// Model name.
-    pub model_name: String,
+    pub model_name: Arc<str>,
     /// Routing group.
-    pub routing_group: String,
+    pub routing_group: Arc<str>,
     /// Worker.
     pub worker_id: u64,
     /// Rank.
     pub dp_rank: u32,
     /// The worker's endpoint.
-    pub endpoint: String,
+    pub endpoint: Arc<str>,
 }
 
 /// One rank's load, now or with a request added.
@@ -327,9 +330,9 @@ pub struct RankLoadRow {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PartitionLoads {
     /// Model name.
-    pub model_name: String,
+    pub model_name: Arc<str>,
     /// Routing group.
-    pub routing_group: String,
+    pub routing_group: Arc<str>,
     /// A row a rank.
     pub loads: Vec<RankLoadRow>,
     /// Requests that wait.

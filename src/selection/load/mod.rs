@@ -20,6 +20,8 @@ pub struct BookingId(pub u64);
 pub struct WorkerFacts {
     /// Worker.
     pub worker_id: u64,
+    /// Its ranks.
+    pub ranks: std::ops::Range<u32>,
     /// Labels for constraints.
     pub taints: BTreeSet<String>,
     /// Most tokens a batch.
@@ -113,6 +115,12 @@ impl LoadTracker {
     /// The facts of a slot in use.
     pub fn facts(&self, slot: Slot) -> Option<&Arc<WorkerFacts>> {
         let _ = slot;
+        todo!()
+    }
+
+    /// The facts of a worker with at least one slot in use.
+    pub fn worker(&self, worker_id: u64) -> Option<&Arc<WorkerFacts>> {
+        let _ = worker_id;
         todo!()
     }
 
