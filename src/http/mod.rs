@@ -1,1 +1,5 @@
 //! The HTTP API over the service.
+
+pub mod config;
+
+pub use config::{AdminToken, HttpConfig};

@@ -1,1 +1,3 @@
-//! Telemetry: logs, metrics, readiness.
+//! Telemetry: logs, metrics, readiness, and the word to stop.
+
+pub mod readiness;
