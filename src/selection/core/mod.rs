@@ -4,11 +4,13 @@
 //! |---|---|
 //! | `workers` | registration, snapshots, periodic work |
 //! | `requests` | selections, reservations, lifecycle, inspection |
+//! | `recovery` | partitions filled from a peer's dump |
 //!
 //! Lock order: catalog, then partition map, then one partition's state. Worker verbs serialise on the catalog's lock,
 //! which no selection takes.
 
 mod bookings;
+mod recovery;
 mod requests;
 mod workers;
 
@@ -143,7 +145,7 @@ impl SelectionCore {
     }
 
     /// All partitions that pass, sorted by name.
-    fn partitions(&self, filter: &PartitionFilter) -> Vec<PartitionRef> {
+    pub fn partitions(&self, filter: &PartitionFilter) -> Vec<PartitionRef> {
         let mut found: Vec<_> =
             self.partitions.read().values().filter(|partition| filter.accepts(&partition.key)).cloned().collect();
         found.sort_by(|a, b| a.key.cmp(&b.key));
