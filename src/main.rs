@@ -1,3 +1,7 @@
 //! The `pointsman` binary: parse, dispatch.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    pointsman::cli::run()
+}

@@ -1,1 +1,122 @@
 //! The command line: one file a subcommand.
+//!
+//! Owns flags, environment names and exit codes, and nothing else: a subcommand turns its flags into the typed
+//! configuration of the module that does the work. Exit codes: 0 done, 1 a configuration or run that failed, 2 a flag
+//! that is unknown or cannot be parsed.
+
+mod environment;
+pub mod selector;
+
+use std::process::ExitCode;
+
+use clap::{
+    Args, CommandFactory, Parser, Subcommand, ValueEnum,
+    builder::{Styles, styling::AnsiColor},
+};
+
+use crate::telemetry::logs::{self, LogFormat};
+use environment::Environment;
+
+const STYLES: Styles = Styles::styled()
+    .header(AnsiColor::Green.on_default().bold())
+    .usage(AnsiColor::Green.on_default().bold())
+    .literal(AnsiColor::Cyan.on_default().bold())
+    .placeholder(AnsiColor::Cyan.on_default());
+
+/// Chooses the LLM inference worker for every request, from what is in every worker's KV cache and from what every
+/// worker is doing.
+#[derive(Debug, Parser)]
+#[command(name = "pointsman", version, styles = STYLES, arg_required_else_help = true, subcommand_required = true)]
+#[command(disable_help_subcommand = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+    #[command(flatten)]
+    log: LogArgs,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Selector(Box<selector::SelectorArgs>),
+}
+
+/// Flags of every subcommand.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Logging")]
+struct LogArgs {
+    /// Which events are logged: `level` or `target=level,...` [default: DYN_LOG, else info]
+    #[arg(long, env = "POINTSMAN_LOG", value_name = "FILTER", global = true)]
+    log: Option<String>,
+    /// How log lines look [default: json when DYN_LOGGING_JSONL is true, else text]
+    #[arg(long, env = "POINTSMAN_LOG_FORMAT", value_name = "FORMAT", global = true)]
+    log_format: Option<LogFormatWord>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum LogFormatWord {
+    /// One readable line an event
+    Text,
+    /// One JSON object a line
+    Json,
+}
+
+/// Why a subcommand ended without having done its work.
+#[derive(Debug, thiserror::Error)]
+pub enum CliError {
+    /// A combination of flags that makes no sense: exit code 2.
+    #[error("{0}")]
+    Usage(String),
+    /// A setting, a file or the run itself failed: exit code 1.
+    #[error("{0}")]
+    Failed(String),
+}
+
+impl CliError {
+    /// A failure whose text is `error` and its causes.
+    pub fn failed(error: impl Into<anyhow::Error>) -> Self {
+        Self::Failed(format!("{:#}", error.into()))
+    }
+}
+
+/// Parses the process's arguments, runs the subcommand, and says how to exit.
+pub fn run() -> ExitCode {
+    // A failed parse prints its message, or the help, and exits here: 2, or 0 for --help and --version.
+    let cli = Cli::parse();
+    let outcome = start_logging(&cli.log).and_then(|()| match cli.command {
+        Command::Selector(args) => selector::run(*args),
+    });
+    let Err(error) = outcome else { return ExitCode::SUCCESS };
+    // One plain line whatever the log format: a script or a person reads it.
+    eprintln!("error: {error}");
+    match error {
+        CliError::Usage(_) => ExitCode::from(2),
+        CliError::Failed(_) => ExitCode::FAILURE,
+    }
+}
+
+/// The whole command tree, for generated documentation.
+pub fn command() -> clap::Command {
+    Cli::command()
+}
+
+fn start_logging(args: &LogArgs) -> Result<(), CliError> {
+    let env = Environment::new(&environment::process);
+    // A filter of ours must be right; an inherited DYN_LOG in a syntax that is not ours falls back to the default.
+    let inherited = || env.trimmed("DYN_LOG").filter(|f| logs::is_valid_filter(f));
+    let filter = args.log.clone().or_else(inherited).unwrap_or_else(|| "info".to_owned());
+    let format = match args.log_format {
+        Some(LogFormatWord::Text) => LogFormat::Text,
+        Some(LogFormatWord::Json) => LogFormat::Json,
+        None if env.boolean("DYN_LOGGING_JSONL") == Some(true) => LogFormat::Json,
+        None => LogFormat::Text,
+    };
+    logs::init(&filter, format).map_err(CliError::failed)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn command_tree_is_consistent() {
+        super::command().debug_assert();
+    }
+}

@@ -1,3 +1,5 @@
 //! Telemetry: logs, metrics, readiness, and the word to stop.
 
+#[cfg(feature = "server")]
+pub mod logs;
 pub mod readiness;

@@ -1,0 +1,242 @@
+//! Defaults, environment and flags put together (spec scheduling 1.1): a flag wins over a `DYN_*` name, which wins over
+//! the default. Ranges that belong to the core are checked by the core.
+
+use std::time::Duration;
+
+use super::{
+    flags::{SelectorArgs, parse_cache_policy, parse_queue_policy},
+    tracking::{self, Algorithm},
+};
+use crate::{cli::environment::Environment, selection::SelectionConfig};
+
+/// What the reference takes a stale booking's age to be when the variable is no positive integer.
+const DEFAULT_EXPIRY_SECS: u64 = 300;
+/// Bounds of a session's time to live, inclusive, in seconds.
+const SESSION_TTL_SECS: std::ops::RangeInclusive<f64> = 1.0..=31_536_000.0;
+
+/// The merged settings, and what a user should hear about them.
+#[derive(Debug)]
+pub struct Settings {
+    /// For the core, not yet validated by it.
+    pub selection: SelectionConfig,
+    /// Lines for the log, most important first.
+    pub warnings: Vec<String>,
+}
+
+/// Merges.
+///
+/// # Errors
+/// The text of the first setting that is refused.
+pub fn resolve(args: &SelectorArgs, env: &Environment<'_>) -> Result<Settings, String> {
+    let mut warnings = env.deprecations();
+    refuse_policy_files(env, &mut warnings)?;
+    check_settings_without_effect(env, &mut warnings)?;
+
+    let mut selection = SelectionConfig::default();
+    apply_environment(&mut selection, env, &mut warnings)?;
+    apply_flags(&mut selection, args)?;
+
+    // The environment's word is checked even where a flag replaces it, as in the reference.
+    let inherited = env.word("DYN_ROUTER_TRACKING_HASH", Algorithm::parse)?;
+    let tracking = &args.tracking;
+    let algorithm = tracking.router_tracking_hash.or(inherited).unwrap_or(Algorithm::Public);
+    let key_file = tracking.router_tracking_key_file.clone().or_else(|| env.text("DYN_ROUTER_TRACKING_KEY_FILE"));
+    let key_id = tracking.router_tracking_key_id.clone().or_else(|| env.text("DYN_ROUTER_TRACKING_KEY_ID"));
+    selection.tracking_hash = tracking::resolve(algorithm, key_file.as_deref(), key_id)?;
+    check_prefill_load_model(env, &selection)?;
+    Ok(Settings { selection, warnings })
+}
+
+fn apply_environment(
+    config: &mut SelectionConfig,
+    env: &Environment<'_>,
+    warnings: &mut Vec<String>,
+) -> Result<(), String> {
+    fn set<T>(place: &mut T, value: Option<T>) {
+        if let Some(value) = value {
+            *place = value;
+        }
+    }
+    set(&mut config.overlap_score_credit, env.number("DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT"));
+    set(&mut config.overlap_score_credit_decay, env.number("DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY"));
+    set(&mut config.prefill_load_scale, env.number("DYN_ROUTER_PREFILL_LOAD_SCALE"));
+    set(&mut config.decode_active_request_weight, env.number("DYN_ROUTER_DECODE_ACTIVE_REQUEST_WEIGHT"));
+    set(&mut config.host_cache_hit_weight, env.number("DYN_ROUTER_HOST_CACHE_HIT_WEIGHT"));
+    set(&mut config.disk_cache_hit_weight, env.number("DYN_ROUTER_DISK_CACHE_HIT_WEIGHT"));
+    set(&mut config.router_temperature, env.number("DYN_ROUTER_TEMPERATURE"));
+    // The weight of old replaces the scale; 0 also switches cache credit off.
+    let legacy: Option<f64> =
+        env.number("DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT").or_else(|| env.number("DYN_OVERLAP_SCORE_WEIGHT"));
+    if let Some(weight) = legacy {
+        config.prefill_load_scale = weight;
+        if weight == 0.0 {
+            config.overlap_score_credit = 0.0;
+        }
+    }
+    set(
+        &mut config.use_kv_events,
+        env.boolean("DYN_ROUTER_USE_KV_EVENTS").or_else(|| env.boolean("DYN_USE_KV_EVENTS")),
+    );
+    set(&mut config.assume_kv_reuse, env.boolean("DYN_ROUTER_ASSUME_KV_REUSE"));
+    set(&mut config.track_prefill_tokens, env.boolean("DYN_ROUTER_TRACK_PREFILL_TOKENS"));
+    set(&mut config.approximate_cache_policy, env.word("DYN_ROUTER_APPROXIMATE_CACHE_POLICY", parse_cache_policy)?);
+    set(&mut config.queue_policy, env.word("DYN_ROUTER_QUEUE_POLICY", parse_queue_policy)?);
+    config.queue_threshold = env.number("DYN_ROUTER_QUEUE_THRESHOLD");
+    config.prefill_busy_threshold = env.number("DYN_ROUTER_CONDITIONAL_DISAGG_PREFILL_BUSY_THRESHOLD");
+    config.decode_busy_threshold = env.number("DYN_ROUTER_CONDITIONAL_DISAGG_DECODE_BUSY_THRESHOLD");
+    if let Some(seconds) = env.number("DYN_ROUTER_TTL_SECS") {
+        config.ttl = lifetime("router_ttl_secs", seconds)?;
+    }
+    if let Some(seconds) = env.number("DYN_ROUTER_PREDICTED_TTL_SECS") {
+        config.predicted_ttl = Some(lifetime("router_predicted_ttl_secs", seconds)?);
+    }
+    if let Some(text) = env.text("DYN_ROUTER_ACTIVE_REQUEST_EXPIRY_SECS") {
+        let seconds = text.parse().ok().filter(|s| *s > 0).unwrap_or_else(|| {
+            warnings.push(format!(
+                "DYN_ROUTER_ACTIVE_REQUEST_EXPIRY_SECS={text:?} is no positive integer; using {DEFAULT_EXPIRY_SECS}"
+            ));
+            DEFAULT_EXPIRY_SECS
+        });
+        config.active_request_expiry = Some(Duration::from_secs(seconds));
+    }
+    Ok(())
+}
+
+fn apply_flags(config: &mut SelectionConfig, args: &SelectorArgs) -> Result<(), String> {
+    let routing = &args.routing;
+    for (place, flag) in [
+        (&mut config.overlap_score_credit, routing.router_kv_overlap_score_credit),
+        (&mut config.overlap_score_credit_decay, routing.router_kv_overlap_score_credit_decay),
+        (&mut config.prefill_load_scale, routing.router_prefill_load_scale),
+        (&mut config.decode_active_request_weight, routing.router_decode_active_request_weight),
+        (&mut config.host_cache_hit_weight, routing.router_host_cache_hit_weight),
+        (&mut config.disk_cache_hit_weight, routing.router_disk_cache_hit_weight),
+        (&mut config.router_temperature, routing.router_temperature),
+    ] {
+        *place = flag.unwrap_or(*place);
+    }
+    for (place, yes, no) in [
+        (&mut config.use_kv_events, routing.router_kv_events, routing.no_router_kv_events),
+        (&mut config.assume_kv_reuse, routing.router_assume_kv_reuse, routing.no_router_assume_kv_reuse),
+        (&mut config.track_prefill_tokens, routing.router_track_prefill_tokens, routing.no_router_track_prefill_tokens),
+    ] {
+        *place = (*place || yes) && !no;
+    }
+    if let Some(policy) = routing.router_approximate_cache_policy {
+        config.approximate_cache_policy = policy;
+    }
+    if let Some(policy) = routing.router_queue_policy {
+        config.queue_policy = policy;
+    }
+    config.queue_threshold = routing.router_queue_threshold.or(config.queue_threshold);
+    if let Some(seconds) = routing.router_ttl_secs {
+        config.ttl = lifetime("router_ttl_secs", seconds)?;
+    }
+    if let Some(seconds) = routing.router_predicted_ttl_secs {
+        config.predicted_ttl = Some(lifetime("router_predicted_ttl_secs", seconds)?);
+    }
+    let memory = &args.memory;
+    config.session_affinity_ttl = memory
+        .session_affinity_ttl_secs
+        .map(|seconds| {
+            if SESSION_TTL_SECS.contains(&seconds) {
+                Ok(Duration::from_secs_f64(seconds))
+            } else {
+                Err("session_affinity_ttl_secs must be between 1 and 31536000".to_owned())
+            }
+        })
+        .transpose()?;
+    config.selection_cache_ttl = memory.selection_cache_ttl_secs;
+    config.selection_cache_max_entries = memory.selection_cache_max_entries;
+    config.selection_cache_max_bytes = memory.selection_cache_max_bytes;
+    Ok(())
+}
+
+/// A time to live; what is past the end of time is for ever.
+fn lifetime(field: &str, seconds: f64) -> Result<Duration, String> {
+    if seconds >= 0.0 {
+        Ok(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
+    } else {
+        Err(format!("{field} must be greater than or equal to 0"))
+    }
+}
+
+/// Policy files are read by a later version: refused rather than ignored.
+fn refuse_policy_files(env: &Environment<'_>, warnings: &mut Vec<String>) -> Result<(), String> {
+    if let Some(path) = env.text("DYN_ROUTER_POLICY_CONFIG") {
+        std::fs::read(&path).map_err(|e| format!("failed to read router policy config {path}: {e}"))?;
+        return Err(format!("this version reads no policy file: unset DYN_ROUTER_POLICY_CONFIG ({path})"));
+    }
+    if let Some(name) = env.trimmed("DYN_ROUTER_WORKER_SELECTION_POLICY").filter(|n| n != "default") {
+        return Err(format!("unknown worker-selection instance {name:?}; configured instances: <none>"));
+    }
+    // The reference serves the aggregated role here and ignores what is chosen for the others.
+    for name in ["DYN_ROUTER_PREFILL_POLICY", "DYN_ROUTER_DECODE_POLICY"] {
+        if let Some(policy) = env.trimmed(name).filter(|p| p != "default") {
+            warnings.push(format!("{name}={policy:?} is ignored: this service runs one policy for all workers"));
+        }
+    }
+    Ok(())
+}
+
+/// Settings the reference reads and checks, but that act in its frontend or nowhere in a selection service.
+fn check_settings_without_effect(env: &Environment<'_>, warnings: &mut Vec<String>) -> Result<(), String> {
+    env.word("DYN_SHARED_CACHE_TYPE", |word| match word {
+        "none" => Ok(()),
+        "hicache" => {
+            warnings.push("DYN_SHARED_CACHE_TYPE=hicache has no effect: a selector has no shared cache".to_owned());
+            Ok(())
+        }
+        other => Err(format!("unknown shared_cache_type: {other:?}, expected 'none' or 'hicache'")),
+    })?;
+    let between = |name: &str, field: &str| match env.number::<f64>(name) {
+        Some(x) if !(0.0..=1.0).contains(&x) => Err(format!("{field} must be between 0 and 1")),
+        _ => Ok(()),
+    };
+    between("DYN_SHARED_CACHE_MULTIPLIER", "shared_cache_multiplier")?;
+    between("DYN_ROUTER_CONDITIONAL_DISAGG_EFF_ISL_RATIO_THRESHOLD", "conditional_disagg_eff_isl_ratio_threshold")?;
+    if env.number::<u64>("DYN_ROUTER_EVENT_THREADS") == Some(0) {
+        return Err("router_event_threads must be at least 1".to_owned());
+    }
+    let active = env.boolean("DYN_ROUTER_TRACK_ACTIVE_BLOCKS").unwrap_or(true);
+    if env.boolean("DYN_ROUTER_TRACK_OUTPUT_BLOCKS") == Some(true) && !active {
+        return Err("router_track_output_blocks requires router_track_active_blocks=true".to_owned());
+    }
+    check_conditional_disaggregation(env)
+}
+
+fn check_conditional_disaggregation(env: &Environment<'_>) -> Result<(), String> {
+    if env.boolean("DYN_ROUTER_CONDITIONAL_DISAGG") != Some(true) {
+        return Ok(());
+    }
+    // An unknown policy word is ignored here, the one enumeration that is lenient.
+    let policy = match env.text("DYN_ROUTER_CONDITIONAL_DISAGG_POLICY").as_deref() {
+        Some("prefill_load") => "PrefillLoad",
+        Some("isl_or_load") => "IslOrLoad",
+        _ => return Ok(()),
+    };
+    let thresholds = ["DYN_ROUTER_CONDITIONAL_DISAGG_PREFILL_BUSY_THRESHOLD", "DYN_ROUTER_QUEUE_THRESHOLD"];
+    if thresholds.iter().any(|name| env.number::<f64>(name).is_some()) {
+        return Ok(());
+    }
+    Err(format!(
+        "conditional_disagg policy={policy} needs prefill_busy_threshold: set {} or {}",
+        thresholds[0], thresholds[1]
+    ))
+}
+
+fn check_prefill_load_model(env: &Environment<'_>, config: &SelectionConfig) -> Result<(), String> {
+    let modelled = env.word("DYN_ROUTER_PREFILL_LOAD_MODEL", |word| match word {
+        "none" => Ok(false),
+        "ais" | "aic" => Ok(true),
+        other => Err(format!("unknown prefill load model: {other:?}, expected 'none' or 'ais'")),
+    })?;
+    if modelled == Some(true) && !config.track_prefill_tokens {
+        return Err("router_prefill_load_model requires router_track_prefill_tokens=true".to_owned());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[path = "settings_tests.rs"]
+mod tests;

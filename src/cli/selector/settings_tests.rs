@@ -1,0 +1,254 @@
+//! What environment and flags make of a selector's settings.
+
+use std::collections::BTreeMap;
+
+use clap::Parser;
+
+use super::*;
+use crate::selection::config::{ApproximateCachePolicy, QueuePolicy, TrackingHash};
+
+#[derive(Debug, Parser)]
+struct Line {
+    #[command(flatten)]
+    args: SelectorArgs,
+}
+
+/// Merges a command line and an environment, both given in full.
+fn settings(flags: &[&str], variables: &[(&str, &str)]) -> Result<Settings, String> {
+    let line =
+        Line::try_parse_from(std::iter::once("selector").chain(flags.iter().copied())).map_err(|e| e.to_string())?;
+    let variables: BTreeMap<_, _> = variables.iter().copied().collect();
+    let lookup = |name: &str| variables.get(name).map(|v| (*v).to_owned());
+    resolve(&line.args, &Environment::new(&lookup))
+}
+
+fn config(flags: &[&str], variables: &[(&str, &str)]) -> SelectionConfig {
+    settings(flags, variables).unwrap().selection
+}
+
+fn refusal(variables: &[(&str, &str)]) -> String {
+    settings(&[], variables).unwrap_err()
+}
+
+#[test]
+fn nothing_set_is_the_default() {
+    let merged = settings(&[], &[]).unwrap();
+    assert_eq!(format!("{:?}", merged.selection), format!("{:?}", SelectionConfig::default()));
+    assert!(merged.warnings.is_empty());
+}
+
+#[test]
+fn flags_win_over_the_environment() {
+    let variables = [
+        ("DYN_ROUTER_TEMPERATURE", "0.5"),
+        ("DYN_ROUTER_USE_KV_EVENTS", "no"),
+        ("DYN_ROUTER_ASSUME_KV_REUSE", "true"),
+        ("DYN_ROUTER_QUEUE_POLICY", "wspt"),
+    ];
+    let merged = config(&[], &variables);
+    assert_eq!((merged.router_temperature, merged.use_kv_events), (0.5, false));
+    assert_eq!(merged.queue_policy, QueuePolicy::Wspt);
+    let flags =
+        ["--router-temperature=0.1", "--router-kv-events", "--no-router-assume-kv-reuse", "--router-queue-policy=lcfs"];
+    let merged = config(&flags, &variables);
+    assert_eq!((merged.router_temperature, merged.use_kv_events, merged.assume_kv_reuse), (0.1, true, false));
+    assert_eq!(merged.queue_policy, QueuePolicy::Lcfs);
+}
+
+#[test]
+fn every_number_of_the_environment_reaches_its_setting() {
+    let merged = config(
+        &[],
+        &[
+            ("DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT", "1.5"),
+            ("DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY", "0.25"),
+            ("DYN_ROUTER_PREFILL_LOAD_SCALE", "2"),
+            ("DYN_ROUTER_DECODE_ACTIVE_REQUEST_WEIGHT", "3"),
+            ("DYN_ROUTER_HOST_CACHE_HIT_WEIGHT", "0.5"),
+            ("DYN_ROUTER_DISK_CACHE_HIT_WEIGHT", "0.125"),
+            ("DYN_ROUTER_TTL_SECS", "7.5"),
+            ("DYN_ROUTER_PREDICTED_TTL_SECS", "1e300"),
+            ("DYN_ROUTER_QUEUE_THRESHOLD", "inf"),
+            ("DYN_ROUTER_CONDITIONAL_DISAGG_PREFILL_BUSY_THRESHOLD", "0.9"),
+            ("DYN_ROUTER_CONDITIONAL_DISAGG_DECODE_BUSY_THRESHOLD", "0.8"),
+            ("DYN_ROUTER_ACTIVE_REQUEST_EXPIRY_SECS", "30"),
+        ],
+    );
+    assert_eq!(merged.overlap_score_credit, 1.5);
+    assert_eq!(merged.overlap_score_credit_decay, 0.25);
+    assert_eq!(merged.prefill_load_scale, 2.0);
+    assert_eq!(merged.decode_active_request_weight, 3.0);
+    assert_eq!(merged.host_cache_hit_weight, 0.5);
+    assert_eq!(merged.disk_cache_hit_weight, 0.125);
+    assert_eq!(merged.ttl, Duration::from_secs_f64(7.5));
+    assert_eq!(merged.predicted_ttl, Some(Duration::MAX));
+    assert_eq!(merged.queue_threshold, Some(f64::INFINITY));
+    assert_eq!(merged.prefill_busy_threshold, Some(0.9));
+    assert_eq!(merged.decode_busy_threshold, Some(0.8));
+    assert_eq!(merged.active_request_expiry, Some(Duration::from_secs(30)));
+}
+
+#[test]
+fn what_does_not_parse_keeps_the_default() {
+    let merged = settings(
+        &[],
+        &[
+            ("DYN_ROUTER_TEMPERATURE", "x"),
+            ("DYN_ROUTER_QUEUE_THRESHOLD", "abc"),
+            ("DYN_ROUTER_TTL_SECS", "None"),
+            ("DYN_ROUTER_TRACK_PREFILL_TOKENS", "maybe"),
+            ("DYN_ROUTER_ACTIVE_REQUEST_EXPIRY_SECS", "0"),
+        ],
+    )
+    .unwrap();
+    assert_eq!(format!("{:?}", merged.selection), format!("{:?}", SelectionConfig::default()));
+    assert_eq!(merged.warnings.len(), 3, "two deprecations and the expiry: {:?}", merged.warnings);
+}
+
+#[test]
+fn unknown_words_are_refused() {
+    for (name, value, text) in [
+        ("DYN_ROUTER_QUEUE_POLICY", "lifo", "unknown queue policy: \"lifo\", expected 'fcfs', 'lcfs', or 'wspt'"),
+        ("DYN_ROUTER_QUEUE_POLICY", "", "unknown queue policy: \"\", expected 'fcfs', 'lcfs', or 'wspt'"),
+        ("DYN_ROUTER_QUEUE_POLICY", "FCFS", "unknown queue policy: \"FCFS\", expected 'fcfs', 'lcfs', or 'wspt'"),
+        (
+            "DYN_ROUTER_APPROXIMATE_CACHE_POLICY",
+            "zz",
+            "unknown approximate cache policy \"zz\", expected 'ttl' or 'lru'",
+        ),
+        ("DYN_SHARED_CACHE_TYPE", "foo", "unknown shared_cache_type: \"foo\", expected 'none' or 'hicache'"),
+        ("DYN_ROUTER_PREFILL_LOAD_MODEL", "x", "unknown prefill load model: \"x\", expected 'none' or 'ais'"),
+        ("DYN_ROUTER_TRACKING_HASH", "", "router_tracking_hash must be public-xxh3-v1 or keyed-xxh3-v1, got \"\""),
+        (
+            "DYN_ROUTER_WORKER_SELECTION_POLICY",
+            " zzz ",
+            "unknown worker-selection instance \"zzz\"; configured instances: <none>",
+        ),
+    ] {
+        assert_eq!(refusal(&[(name, value)]), text);
+    }
+}
+
+#[test]
+fn ranges_outside_the_core_are_checked() {
+    for (name, value, text) in [
+        ("DYN_ROUTER_TTL_SECS", "-1", "router_ttl_secs must be greater than or equal to 0"),
+        ("DYN_ROUTER_TTL_SECS", "nan", "router_ttl_secs must be greater than or equal to 0"),
+        ("DYN_ROUTER_PREDICTED_TTL_SECS", "-2", "router_predicted_ttl_secs must be greater than or equal to 0"),
+        ("DYN_ROUTER_EVENT_THREADS", "0", "router_event_threads must be at least 1"),
+        ("DYN_SHARED_CACHE_MULTIPLIER", "5", "shared_cache_multiplier must be between 0 and 1"),
+        (
+            "DYN_ROUTER_CONDITIONAL_DISAGG_EFF_ISL_RATIO_THRESHOLD",
+            "4",
+            "conditional_disagg_eff_isl_ratio_threshold must be between 0 and 1",
+        ),
+    ] {
+        assert_eq!(refusal(&[(name, value)]), text);
+    }
+}
+
+#[test]
+fn combinations_of_switches_are_checked() {
+    assert_eq!(
+        refusal(&[("DYN_ROUTER_TRACK_OUTPUT_BLOCKS", "1"), ("DYN_ROUTER_TRACK_ACTIVE_BLOCKS", "0")]),
+        "router_track_output_blocks requires router_track_active_blocks=true"
+    );
+    assert_eq!(
+        refusal(&[("DYN_ROUTER_PREFILL_LOAD_MODEL", "ais"), ("DYN_ROUTER_TRACK_PREFILL_TOKENS", "0")]),
+        "router_prefill_load_model requires router_track_prefill_tokens=true"
+    );
+    let load = [("DYN_ROUTER_CONDITIONAL_DISAGG", "1"), ("DYN_ROUTER_CONDITIONAL_DISAGG_POLICY", "prefill_load")];
+    assert!(refusal(&load).contains("needs prefill_busy_threshold"));
+    let with_queue = [load[0], load[1], ("DYN_ROUTER_QUEUE_THRESHOLD", "2")];
+    assert!(settings(&[], &with_queue).is_ok());
+    let unknown = [load[0], ("DYN_ROUTER_CONDITIONAL_DISAGG_POLICY", "zz")];
+    assert!(settings(&[], &unknown).is_ok());
+}
+
+#[test]
+fn the_weight_of_old_sets_the_scale_and_zero_ends_the_credit() {
+    let merged = config(&[], &[("DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT", "x"), ("DYN_OVERLAP_SCORE_WEIGHT", "3")]);
+    assert_eq!((merged.prefill_load_scale, merged.overlap_score_credit), (3.0, 1.0));
+    let merged = config(
+        &[],
+        &[
+            ("DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT", "0"),
+            ("DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT", "2"),
+            ("DYN_ROUTER_PREFILL_LOAD_SCALE", "7"),
+        ],
+    );
+    assert_eq!((merged.prefill_load_scale, merged.overlap_score_credit), (0.0, 0.0));
+}
+
+#[test]
+fn an_unknown_word_for_kv_events_falls_to_the_second_name() {
+    let merged = config(&[], &[("DYN_ROUTER_USE_KV_EVENTS", "maybe"), ("DYN_USE_KV_EVENTS", "no")]);
+    assert!(!merged.use_kv_events);
+}
+
+#[test]
+fn policy_files_are_refused_not_ignored() {
+    let missing = refusal(&[("DYN_ROUTER_POLICY_CONFIG", "/nonexistent/policy.yaml")]);
+    assert!(missing.starts_with("failed to read router policy config /nonexistent/policy.yaml: "), "{missing}");
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let present = refusal(&[("DYN_ROUTER_POLICY_CONFIG", file.path().to_str().unwrap())]);
+    assert!(present.contains("reads no policy file"), "{present}");
+    for name in ["DYN_ROUTER_WORKER_SELECTION_POLICY", "DYN_ROUTER_PREFILL_POLICY", "DYN_ROUTER_DECODE_POLICY"] {
+        assert!(settings(&[], &[(name, "default")]).is_ok(), "{name}");
+    }
+    let other = settings(&[], &[("DYN_ROUTER_DECODE_POLICY", "fast")]).unwrap();
+    assert!(other.warnings.iter().any(|w| w.contains("\"fast\" is ignored")), "{:?}", other.warnings);
+}
+
+#[test]
+fn each_tracking_setting_has_its_own_precedence() {
+    let key = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(key.path(), [9; 32]).unwrap();
+    let path = key.path().to_str().unwrap();
+    let variables = [
+        ("DYN_ROUTER_TRACKING_HASH", "keyed-xxh3-v1"),
+        ("DYN_ROUTER_TRACKING_KEY_FILE", path),
+        ("DYN_ROUTER_TRACKING_KEY_ID", "from-env"),
+    ];
+    let merged = config(&["--router-tracking-key-id", "from-flag"], &variables);
+    let TrackingHash::KeyedXxh3V1 { key_id, .. } = &merged.tracking_hash else { panic!("public") };
+    assert_eq!(key_id, "from-flag");
+    assert!(!format!("{merged:?}").contains("9, 9"), "the key shows in debug output");
+    let refused = settings(&["--router-tracking-hash", "public-xxh3-v1"], &variables).unwrap_err();
+    assert_eq!(refused, "router tracking key options require router_tracking_hash=keyed-xxh3-v1");
+}
+
+#[test]
+fn session_time_to_live_has_bounds() {
+    let text = "session_affinity_ttl_secs must be between 1 and 31536000";
+    for seconds in ["0", "0.5", "-1", "31536001", "nan", "inf"] {
+        let flag = format!("--session-affinity-ttl-secs={seconds}");
+        assert_eq!(settings(&[&flag], &[]).unwrap_err(), text, "{seconds}");
+    }
+    let merged = config(&["--session-affinity-ttl-secs", "31536000"], &[]);
+    assert_eq!(merged.session_affinity_ttl, Some(Duration::from_secs(31_536_000)));
+}
+
+#[test]
+fn flags_that_do_not_parse_are_refused() {
+    for flags in [
+        &["--bogus"][..],
+        &["--port", "x"],
+        &["--port", "65536"],
+        &["--port", "1", "--port", "2"],
+        &["--session-affinity-ttl-secs", "x"],
+        &["--selection-cache-ttl-secs=-1"],
+        &["--selection-cache-ttl-secs=nan"],
+        &["--router-assume-kv-reuse", "--no-router-assume-kv-reuse"],
+        &["--replica-sync-peers", "tcp://a:1"],
+        &["--replica-sync-port", "0"],
+        &["--router-tracking-hash", "foo"],
+        &["--router-approximate-cache-policy", "zz"],
+    ] {
+        assert!(Line::try_parse_from(std::iter::once("selector").chain(flags.iter().copied())).is_err(), "{flags:?}");
+    }
+    assert_eq!(
+        config(&["--router-approximate-cache-policy=lru"], &[]).approximate_cache_policy,
+        ApproximateCachePolicy::Lru
+    );
+}
