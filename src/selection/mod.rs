@@ -7,6 +7,7 @@
 pub mod catalog;
 pub mod config;
 pub mod core;
+pub mod dump;
 pub mod endpoint;
 pub mod error;
 pub mod explain;

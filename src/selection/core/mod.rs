@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `workers` | registration, snapshots, periodic work |
 //! | `requests` | selections, reservations, lifecycle, inspection |
-//! | `recovery` | partitions filled from a peer's dump |
+//! | `recovery` | the dump of all partitions |
 //!
 //! Lock order: catalog, then partition map, then one partition's state. Worker verbs serialise on the catalog's lock,
 //! which no selection takes.
