@@ -8,8 +8,16 @@
 //! of a block and all before it.
 
 pub mod approximate;
+mod model;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+
+use parking_lot::Mutex;
 
 use super::identity::{Tier, WorkerWithDpRank};
+use model::Model;
 
 /// Dense id of one incarnation of a rank in one index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -68,6 +76,40 @@ pub enum LaneSet {
     Bits(Vec<u64>),
 }
 
+impl LaneSet {
+    /// Visits the lanes, in order.
+    pub fn for_each(&self, mut visit: impl FnMut(Lane)) {
+        match self {
+            Self::List(lanes) => lanes.iter().for_each(|&lane| visit(Lane(lane))),
+            Self::Bits(words) => {
+                for (k, &word) in words.iter().enumerate() {
+                    let mut word = word;
+                    while word != 0 {
+                        visit(Lane((k * 64) as u16 + word.trailing_zeros() as u16));
+                        word &= word - 1;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Number of lanes.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::List(lanes) => lanes.len(),
+            Self::Bits(words) => words.iter().map(|word| word.count_ones() as usize).sum(),
+        }
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        match self {
+            Self::List(lanes) => lanes.is_empty(),
+            Self::Bits(words) => words.iter().all(|&word| word == 0),
+        }
+    }
+}
+
 /// Lanes that match a prompt equally deep.
 #[derive(Clone, Debug)]
 pub struct MatchClass {
@@ -119,42 +161,86 @@ pub struct IndexStats {
 /// Ranks are registered implicitly by their first store. A *slot* is the caller's own dense id for a rank it may
 /// select (the load tracker's); it stays bound to the rank over clears.
 #[derive(Debug)]
-pub struct PrefixIndex {}
+pub struct PrefixIndex {
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    model: Model,
+    lanes: Vec<Option<WorkerWithDpRank>>,
+    lane_of: HashMap<WorkerWithDpRank, u16>,
+    slots: HashMap<WorkerWithDpRank, u32>,
+}
+
+impl Inner {
+    fn lane(&mut self, rank: WorkerWithDpRank) -> Option<u16> {
+        if let Some(lane) = self.lane_of.get(&rank) {
+            return Some(*lane);
+        }
+        let lane = match self.lanes.iter().position(Option::is_none) {
+            Some(free) => free,
+            None if self.lanes.len() < MAX_LANES => {
+                self.lanes.push(None);
+                self.lanes.len() - 1
+            }
+            None => return None,
+        };
+        self.lanes[lane] = Some(rank);
+        self.lane_of.insert(rank, lane as u16);
+        Some(lane as u16)
+    }
+}
+
+/// The chained hash after `previous` and a block's own hash (spec index 2.5).
+fn chain(previous: u64, local: u64) -> u64 {
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&previous.to_le_bytes());
+    bytes[8..].copy_from_slice(&local.to_le_bytes());
+    xxhash_rust::xxh3::xxh3_64_with_seed(&bytes, super::hash::HASH_SEED)
+}
+
+/// Most ranks an index holds.
+pub const MAX_LANES: usize = 65_000;
 
 impl PrefixIndex {
     /// An empty index.
     pub fn new() -> Self {
-        todo!()
+        Self { inner: Mutex::default() }
     }
 
     /// Makes sure `rank` has a lane and binds `slot` to it. `false` when the index holds 65,000 ranks already.
     pub fn bind_slot(&self, rank: WorkerWithDpRank, slot: u32) -> bool {
-        let _ = (rank, slot);
-        todo!()
+        let mut inner = self.inner.lock();
+        let bound = inner.lane(rank).is_some();
+        if bound {
+            inner.slots.insert(rank, slot);
+        }
+        bound
     }
 
     /// Forgets the slot of `rank`; what it holds stays.
     pub fn unbind_slot(&self, rank: WorkerWithDpRank) {
-        let _ = rank;
-        todo!()
+        self.inner.lock().slots.remove(&rank);
     }
 
     /// The slot bound to a lane; `None` when retired or unbound. Takes no lock.
     pub fn slot_of(&self, lane: Lane) -> Option<u32> {
-        let _ = lane;
-        todo!()
+        let inner = self.inner.lock();
+        let rank = inner.lanes.get(lane.0 as usize).copied().flatten()?;
+        inner.slots.get(&rank).copied()
     }
 
     /// The live lane of a bound slot. Takes no lock.
     pub fn lane_of_slot(&self, slot: u32) -> Option<Lane> {
-        let _ = slot;
-        todo!()
+        let inner = self.inner.lock();
+        let rank = inner.slots.iter().find(|(_, s)| **s == slot).map(|(rank, _)| *rank)?;
+        inner.lane_of.get(&rank).copied().map(Lane)
     }
 
     /// The rank of a lane; `None` when retired. Takes no lock.
     pub fn rank_of(&self, lane: Lane) -> Option<WorkerWithDpRank> {
-        let _ = lane;
-        todo!()
+        self.inner.lock().lanes.get(lane.0 as usize).copied().flatten()
     }
 
     /// `rank` now holds `blocks`, consecutive blocks after `parent` (`None`: from the root), in `tier`.
@@ -165,64 +251,100 @@ impl PrefixIndex {
         parent: Option<u64>,
         blocks: &[StoredBlock],
     ) -> StoreOutcome {
-        let _ = (rank, tier, parent, blocks);
-        todo!()
+        let mut inner = self.inner.lock();
+        if inner.lane(rank).is_none() {
+            return StoreOutcome::Full;
+        }
+        inner.model.store(rank, tier, parent, blocks)
     }
 
     /// `rank` no longer holds the blocks called `names` in `tier`. Unknown names are skipped one by one.
     pub fn remove(&self, rank: WorkerWithDpRank, tier: Tier, names: &[u64]) -> RemoveOutcome {
-        let _ = (rank, tier, names);
-        todo!()
+        self.inner.lock().model.remove(rank, tier, names)
     }
 
     /// `rank` holds nothing any more, in any tier. Visible at once; memory comes back by [`Self::sweep`].
     pub fn clear(&self, rank: WorkerWithDpRank) {
-        let _ = rank;
-        todo!()
+        self.inner.lock().model.ranks.remove(&rank);
     }
 
     /// As [`Self::clear`], and the rank itself is forgotten, its slot binding included.
     pub fn remove_rank(&self, rank: WorkerWithDpRank) {
-        let _ = rank;
-        todo!()
+        let mut inner = self.inner.lock();
+        inner.model.ranks.remove(&rank);
+        inner.slots.remove(&rank);
+        if let Some(lane) = inner.lane_of.remove(&rank) {
+            inner.lanes[lane as usize] = None;
+        }
     }
 
     /// [`Self::remove_rank`] for every rank of a worker, ranks that only events named included.
     pub fn remove_worker(&self, worker_id: u64) {
-        let _ = worker_id;
-        todo!()
+        let ranks: Vec<_> =
+            self.inner.lock().lane_of.keys().copied().filter(|rank| rank.worker_id == worker_id).collect();
+        for rank in ranks {
+            self.remove_rank(rank);
+        }
     }
 
     /// Gives back memory of retired lanes, visiting at most `max_chunks` chunks. `true` while work is left.
     pub fn sweep(&self, max_chunks: usize) -> bool {
         let _ = max_chunks;
-        todo!()
+        false
     }
 
     /// Who holds leading blocks of the prompt with content hashes `locals` and chained hashes `seqs` (equal lengths).
     /// Takes no lock.
     pub fn lookup(&self, locals: &[u64], seqs: &[u64], out: &mut Matches) {
-        let _ = (locals, seqs, out);
-        todo!()
+        let _ = locals;
+        let inner = self.inner.lock();
+        let mut classes: HashMap<TierBlocks, Vec<u16>> = HashMap::new();
+        for (rank, held) in &inner.model.ranks {
+            let blocks = held.matched(seqs);
+            if blocks != TierBlocks::default() {
+                classes.entry(blocks).or_default().push(inner.lane_of[rank]);
+            }
+        }
+        out.classes.clear();
+        for (blocks, mut lanes) in classes {
+            lanes.sort_unstable();
+            out.classes.push(MatchClass { blocks, lanes: LaneSet::List(lanes) });
+        }
+        out.classes.sort_by_key(|class| {
+            let b = class.blocks;
+            std::cmp::Reverse((b.device, b.host, b.disk, b.external))
+        });
     }
 
     /// Engine names of the first `blocks` blocks of a prompt as `lane` announced them (any tier), for KV hints.
     /// `None` when the lane does not hold them all.
     pub fn names_of(&self, lane: Lane, locals: &[u64], seqs: &[u64], blocks: usize) -> Option<Vec<u64>> {
-        let _ = (lane, locals, seqs, blocks);
-        todo!()
+        let _ = locals;
+        let rank = self.rank_of(lane)?;
+        self.inner.lock().model.names_of(rank, seqs.get(..blocks)?)
     }
 
     /// Visits all that is held, parents before children within the device tier. The writer mutex is released between
     /// slices, so events go on.
     pub fn export(&self, visit: &mut dyn FnMut(ExportedRun)) {
-        let _ = visit;
-        todo!()
+        let mut runs = Vec::new();
+        self.inner.lock().model.export(&mut |run| runs.push(run));
+        runs.into_iter().for_each(visit);
     }
 
     /// Current sizes.
     pub fn stats(&self) -> IndexStats {
-        todo!()
+        let inner = self.inner.lock();
+        let mut stats = IndexStats { lanes: inner.lane_of.len() as u64, ..IndexStats::default() };
+        for rank in inner.model.ranks.values() {
+            for (sum, held) in stats.held.iter_mut().zip(rank.held()) {
+                *sum += held;
+            }
+            stats.orphans += rank.orphans();
+        }
+        stats.names = stats.held.iter().sum();
+        stats.bytes = stats.names * 200;
+        stats
     }
 }
 
