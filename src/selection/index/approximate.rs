@@ -28,13 +28,16 @@ pub struct ApproximateIndex {
     expiry: Mutex<Expiry>,
 }
 
+/// The blocks one booking recorded for a rank.
+type Booked = (WorkerWithDpRank, Box<[u64]>);
+
 /// When what goes.
 #[derive(Debug, Default)]
 struct Expiry {
     /// Tick at which a block of a rank goes.
     deadlines: HashMap<(WorkerWithDpRank, u64), u64>,
     /// What may have to go at a tick: blocks of one booking each.
-    due: BTreeMap<u64, Vec<(WorkerWithDpRank, Box<[u64]>)>>,
+    due: BTreeMap<u64, Vec<Booked>>,
 }
 
 impl ApproximateIndex {
