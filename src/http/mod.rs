@@ -1,5 +1,6 @@
 //! The HTTP API over the service.
 
 pub mod config;
+pub mod decode;
 
 pub use config::{AdminToken, HttpConfig};

@@ -6,6 +6,7 @@ use super::worker::{Lifecycle, WorkerRequest, WorkerState};
 
 /// One desired record of a snapshot.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
 pub struct DesiredWorker {
     /// Active or draining.
     #[serde(default)]
@@ -17,6 +18,7 @@ pub struct DesiredWorker {
 
 /// Order of an owner's snapshots; a smaller one is refused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
 pub struct SnapshotVersion {
     /// Lease transitions of the operator, or start time in ms of a file source.
     pub epoch: u64,
@@ -26,6 +28,7 @@ pub struct SnapshotVersion {
 
 /// One owner's complete desired set (`PUT /catalog/{owner}`).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
 pub struct CatalogSnapshot {
     /// Order.
     #[serde(flatten)]
@@ -38,6 +41,7 @@ pub struct CatalogSnapshot {
 
 /// A change against a digest the target is known to have.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
 pub struct CatalogDelta {
     /// Order.
     #[serde(flatten)]
@@ -56,6 +60,7 @@ pub struct CatalogDelta {
 
 /// What became of one record.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
 pub struct WorkerOutcome {
     /// Worker.
     pub worker_id: u64,
@@ -68,6 +73,7 @@ pub struct WorkerOutcome {
 
 /// The answer to a snapshot or delta.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
 pub struct CatalogReport {
     /// Now in force.
     #[serde(flatten)]
@@ -82,6 +88,7 @@ pub struct CatalogReport {
 
 /// One owner in `GET /catalog`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
 pub struct OwnerStatus {
     /// `api`, `file.<name>`, `k8s.<namespace>.<set>`.
     pub owner: String,
@@ -101,6 +108,7 @@ pub struct OwnerStatus {
 
 /// `GET /catalog`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
 pub struct CatalogStatus {
     /// Changes on restart.
     pub instance_id: String,

@@ -2,6 +2,7 @@
 
 /// Queue limits of a policy class that refused a request.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
 pub struct QueueRejection {
     /// The class.
     pub policy_class: String,

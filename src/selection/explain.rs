@@ -4,6 +4,7 @@ use serde::Serialize;
 
 /// One candidate of an explained selection.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
 pub struct ExplainedCandidate {
     /// Worker.
     pub worker_id: u64,
@@ -29,6 +30,7 @@ pub struct ExplainedCandidate {
 
 /// `?explain=true`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
 pub struct Explanation {
     /// Policy that decided.
     pub policy: String,

@@ -6,6 +6,7 @@ use serde::Serialize;
 
 /// A hint in the wire form engines take.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
 pub struct KvHint {
     /// `"0.1"`.
     pub protocol_version: &'static str,
@@ -17,6 +18,7 @@ pub struct KvHint {
 
 /// One action of a hint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
 pub struct KvHintAction {
     /// `"a1"`.
     pub action_id: &'static str,
@@ -30,6 +32,7 @@ pub struct KvHintAction {
 
 /// What to fetch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
 pub struct KvFetch {
     /// Engine hashes of blocks `0..n` of the source's prefix.
     pub block_hashes: Vec<u64>,

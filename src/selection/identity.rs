@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 /// One data-parallel rank of a worker: the unit that holds blocks, has an event stream and carries load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
 pub struct WorkerWithDpRank {
     /// The worker's id, unique in the service; the full 64-bit range is used.
     pub worker_id: u64,

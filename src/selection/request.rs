@@ -12,6 +12,7 @@ use super::{explain::Explanation, hints::KvHint, identity::WorkerWithDpRank};
 
 /// One multimodal object in a block.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
 pub struct MmObject {
     /// Content hash.
     pub mm_hash: u64,
@@ -21,6 +22,7 @@ pub struct MmObject {
 
 /// Multimodal data of one block.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
 pub struct BlockMmInfo {
     /// Objects in the block.
     pub mm_objects: Vec<MmObject>,
@@ -28,6 +30,7 @@ pub struct BlockMmInfo {
 
 /// Routing tokens of a multimodal prompt.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
 pub struct MmRoutingInfo {
     /// Used instead of `token_ids` when not empty.
     pub routing_token_ids: Vec<u32>,
@@ -38,6 +41,7 @@ pub struct MmRoutingInfo {
 
 /// The prompt, in one of three forms: multimodal routing tokens, tokens, or hashes with a length.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
 #[serde(default)]
 pub struct PromptInput {
     /// Raw tokens; an empty list counts as present.
@@ -62,6 +66,7 @@ pub struct PromptInput {
 
 /// Per-request settings. Ranges are checked when decoded (spec http 3.2).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
 #[serde(default)]
 pub struct RouterConfigOverride {
     /// Credit a cached device block; finite, not negative.
@@ -82,6 +87,7 @@ pub struct RouterConfigOverride {
 
 /// A target that is exclusive while eligible and ignored otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
 pub struct AffinityTarget {
     /// Worker.
     pub worker_id: u64,
@@ -92,6 +98,7 @@ pub struct AffinityTarget {
 
 /// Taints a worker must or should have.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
 #[serde(default)]
 pub struct RoutingConstraints {
     /// All must be on the worker.
@@ -102,6 +109,7 @@ pub struct RoutingConstraints {
 
 /// What triggered a turn of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum InputTrigger {
     /// A person.
@@ -114,6 +122,7 @@ pub enum InputTrigger {
 
 /// The session a request belongs to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
 pub struct SessionContext {
     /// Id; wins over the flat `session_id`.
     pub session_id: String,
@@ -219,6 +228,7 @@ pub struct LoadQuery {
 
 /// Cached tokens of the chosen worker; maxima over its ranks, cumulative through the tiers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
 pub struct OverlapTokens {
     /// Deepest of all tiers.
     pub longest_matched: u32,
@@ -234,6 +244,7 @@ pub struct OverlapTokens {
 
 /// Load of the chosen rank before this request (advisory answers).
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
 pub struct WorkerLoad {
     /// Prefill tokens in progress.
     pub active_prefill_tokens: u64,
@@ -249,6 +260,7 @@ pub struct WorkerLoad {
 
 /// The answer to `select` and `select_and_reserve`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
 pub struct SelectResponse {
     /// Id, as sent or generated.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -296,6 +308,7 @@ pub struct SelectResponse {
 
 /// The answer to `POST /reservations`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
 pub struct ReservationResponse {
     /// Id.
     pub selection_id: Arc<str>,
@@ -313,6 +326,7 @@ pub struct ReservationResponse {
 
 /// One rank's load, now or with a request added.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
 pub struct RankLoadRow {
     /// Worker.
     pub worker_id: u64,
@@ -328,6 +342,7 @@ pub struct RankLoadRow {
 
 /// One partition of `GET /loads`; rows sorted by (worker, rank).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
 pub struct PartitionLoads {
     /// Model name.
     pub model_name: Arc<str>,
@@ -343,6 +358,7 @@ pub struct PartitionLoads {
 
 /// One rank of `POST /overlap_scores`, cumulative block counts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
 pub struct OverlapRow {
     /// Worker.
     pub worker_id: u64,
@@ -364,6 +380,7 @@ pub struct OverlapRow {
 
 /// Shared-cache part of `POST /overlap_scores`; off in this service.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
 pub struct SharedCacheReport {
     /// Whether one is attached.
     pub enabled: bool,
@@ -377,6 +394,7 @@ pub struct SharedCacheReport {
 
 /// The answer to `POST /overlap_scores`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
 pub struct OverlapScores {
     /// Tokens a block.
     pub block_size: u32,

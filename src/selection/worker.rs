@@ -11,6 +11,7 @@ pub const MAX_DATA_PARALLEL_SIZE: u32 = 4096;
 
 /// What a worker does in a disaggregated deployment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum WorkerRole {
     /// Computes prompts.
@@ -26,6 +27,7 @@ pub enum WorkerRole {
 
 /// Whether a worker takes new bookings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum WorkerState {
     /// Takes bookings.
@@ -37,6 +39,7 @@ pub enum WorkerState {
 
 /// How strictly KV transfer stays inside a topology domain. Stored and shown; not acted on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum KvTransferEnforcement {
     /// Only inside the domain.
@@ -52,6 +55,7 @@ fn default_name() -> String {
 /// Everything about a worker but its id and partition. `None` and empty are "not sent"; effective defaults are applied
 /// when the worker is reconciled, never written back.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
 #[serde(default)]
 pub struct WorkerFields {
     /// Where requests go, as the caller wants it back.
@@ -106,6 +110,7 @@ pub struct WorkerFields {
 
 /// `POST /workers`, and one record of a snapshot.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
 pub struct WorkerRequest {
     /// Unique in the service; the full 64-bit range.
     pub worker_id: u64,
@@ -158,6 +163,7 @@ pub struct WorkerPatch {
 
 /// Where a worker stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Lifecycle {
     /// Known, but something is missing: see the reasons.
