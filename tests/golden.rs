@@ -1,0 +1,95 @@
+//! The recorded corpora of `tests/golden`, one test a case, played against the real binary over loopback.
+//!
+//! `POINTSMAN_GOLDEN_CMD='program --port {port}'` plays them against another program with this HTTP API.
+
+#[path = "golden_runner/client.rs"]
+mod client;
+#[path = "golden_runner/compare.rs"]
+mod compare;
+#[path = "golden_runner/http.rs"]
+mod http;
+#[path = "golden_runner/index.rs"]
+mod index;
+#[path = "golden_runner/ports.rs"]
+mod ports;
+#[path = "golden_runner/scheduling.rs"]
+mod scheduling;
+#[path = "golden_runner/server.rs"]
+mod server;
+#[path = "golden_runner/sockets.rs"]
+mod sockets;
+
+use std::path::{Path, PathBuf};
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use serde_json::Value;
+
+/// Families whose capability the selector does not have yet: queueing, policies, replicas.
+const NOT_YET_HTTP: [&str; 6] = ["queue_", "replica_", "startup_04", "select_21", "worker_04", "affinity_19"];
+const NOT_YET_SCHEDULING: [&str; 2] = ["queue_", "policy_"];
+
+/// Cases that differ on purpose; each has a line in `docs/compatibility.md` and a test of its own.
+const DEVIATIONS: &str = include_str!("golden/deviations.txt");
+
+fn corpus(folder: &str) -> Vec<(PathBuf, Value)> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(folder);
+    let mut paths: Vec<PathBuf> = std::fs::read_dir(&root)
+        .unwrap_or_else(|e| panic!("{}: {e}", root.display()))
+        .map(|entry| entry.unwrap().path())
+        .filter(|p| p.extension().is_some_and(|x| x == "json"))
+        .collect();
+    paths.sort();
+    paths.into_iter().map(|p| (p.clone(), serde_json::from_slice(&std::fs::read(&p).unwrap()).unwrap())).collect()
+}
+
+fn trial(family: &str, name: &str, run: impl FnOnce() -> Result<(), String> + Send + 'static) -> Option<Trial> {
+    let name = format!("{family}::{name}");
+    let deviates = DEVIATIONS.lines().any(|l| l.split_whitespace().next() == Some(&name));
+    (!deviates).then(|| Trial::test(name, move || run().map_err(Failed::from)))
+}
+
+fn main() {
+    let arguments = Arguments::from_args();
+    let mut trials = Vec::new();
+    for (path, scenario) in corpus("http") {
+        let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+        if !NOT_YET_HTTP.iter().any(|prefix| name.starts_with(prefix)) {
+            trials.extend(trial("http", &name, move || http::play(&scenario)));
+        }
+    }
+    for (path, document) in corpus("index/scenarios") {
+        let family = if path.ends_with("beyond.json") { "beyond" } else { "index" };
+        for scenario in document["scenarios"].as_array().unwrap().clone() {
+            if scenario["service"].as_str().unwrap_or("select") == "select" {
+                let id = scenario["id"].as_str().unwrap().to_owned();
+                trials.extend(trial(family, &id, move || index::play(&scenario)));
+            }
+        }
+    }
+    for (_, document) in corpus("index").into_iter().filter(|(p, _)| p.ends_with("hashing.json")) {
+        for vector in document["vectors"].as_array().unwrap().clone() {
+            let id = vector["id"].as_str().unwrap().to_owned();
+            trials.extend(trial("hashing", &id, move || index::play_vector(&vector)));
+        }
+    }
+    let scheduling = corpus("scheduling");
+    let tiers = scheduling.iter().find(|(p, _)| p.ends_with("cost_02_tiers.json")).unwrap().1.clone();
+    for (path, document) in scheduling {
+        let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+        if document["schema"] == "golden-scheduling/1" {
+            if !NOT_YET_SCHEDULING.iter().any(|prefix| name.starts_with(prefix)) {
+                trials.extend(trial("scheduling", &name, move || scheduling::play(&document)));
+            }
+            continue;
+        }
+        for (temperature, row) in document["results"].as_object().cloned().into_iter().flatten() {
+            if row.get("expected").is_some() {
+                let (tiers, expected) = (tiers.clone(), row["expected"].clone());
+                trials.extend(trial("temperature", &temperature.clone(), move || {
+                    scheduling::play_temperature(&tiers, &temperature, &expected)
+                }));
+            }
+        }
+    }
+    libtest_mimic::run(&arguments, trials).exit();
+}

@@ -1,0 +1,149 @@
+//! The program under test as a process, and fake peers beside it.
+
+use std::{
+    collections::BTreeMap,
+    io::{Read, Write},
+    net::{TcpListener, TcpStream},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use super::client::{self, Request, Response};
+
+pub const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A running selector; killed when dropped.
+pub struct Server {
+    child: Child,
+    pub port: u16,
+    log: PathBuf,
+}
+
+impl Server {
+    /// Starts the program on `port`. `POINTSMAN_GOLDEN_CMD` names another program with this HTTP API; `{port}` in it is
+    /// replaced.
+    pub fn start(port: u16, args: &[String], env: &BTreeMap<String, String>, dir: &Path) -> Self {
+        let mut words: Vec<String> = match std::env::var("POINTSMAN_GOLDEN_CMD") {
+            Ok(command) => command.split_whitespace().map(|w| w.replace("{port}", &port.to_string())).collect(),
+            Err(_) => {
+                vec![env!("CARGO_BIN_EXE_pointsman").into(), "selector".into(), "--port".into(), port.to_string()]
+            }
+        };
+        words.extend_from_slice(args);
+        let log = dir.join(format!("server-{port}.log"));
+        let out = std::fs::File::create(&log).unwrap();
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]).current_dir(dir).stdin(Stdio::null()).stdout(out.try_clone().unwrap()).stderr(out);
+        for (name, _) in std::env::vars().filter(|(n, _)| n.starts_with("DYN_") || n.starts_with("POINTSMAN_")) {
+            command.env_remove(name);
+        }
+        command.envs(env);
+        let child = command.spawn().unwrap_or_else(|e| panic!("start {words:?}: {e}"));
+        Self { child, port, log }
+    }
+
+    /// Waits until `/health` answers 200.
+    pub fn wait_healthy(&mut self) -> Result<(), String> {
+        let end = Instant::now() + TIMEOUT;
+        let health = Request::json("GET", "/health", None);
+        while Instant::now() < end {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return Err(format!("server exited with {status}: {}", self.tail()));
+            }
+            if client::send(self.port, &health, Duration::from_secs(2)).is_ok_and(|r| r.status == 200) {
+                return Ok(());
+            }
+            std::thread::park_timeout(Duration::from_millis(10));
+        }
+        Err(format!("server did not become healthy: {}", self.tail()))
+    }
+
+    /// Waits for the process to exit by itself.
+    pub fn wait_exit(&mut self) -> Result<i32, String> {
+        let end = Instant::now() + TIMEOUT;
+        while Instant::now() < end {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return Ok(status.code().unwrap_or(-1));
+            }
+            std::thread::park_timeout(Duration::from_millis(10));
+        }
+        Err("server did not exit at startup".into())
+    }
+
+    pub fn http(&self, method: &str, path: &str, body: Option<&serde_json::Value>) -> std::io::Result<Response> {
+        client::send(self.port, &Request::json(method, path, body), TIMEOUT)
+    }
+
+    fn tail(&self) -> String {
+        let text = std::fs::read_to_string(&self.log).unwrap_or_default();
+        text.chars().rev().take(1200).collect::<Vec<_>>().into_iter().rev().collect()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Serves fixed JSON documents by path.
+pub struct FakePeer {
+    pub port: u16,
+    stop: Arc<AtomicBool>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl FakePeer {
+    pub fn start(documents: BTreeMap<String, serde_json::Value>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let thread = std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                if stopped.load(Ordering::Relaxed) {
+                    return;
+                }
+                if let Ok(stream) = stream {
+                    let _ = Self::answer(stream, &documents);
+                }
+            }
+        });
+        Self { port, stop, thread: Some(thread) }
+    }
+
+    fn answer(mut stream: TcpStream, documents: &BTreeMap<String, serde_json::Value>) -> std::io::Result<()> {
+        stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+        let mut head = Vec::new();
+        let mut byte = [0u8; 1];
+        while !head.ends_with(b"\r\n\r\n") && stream.read(&mut byte)? == 1 {
+            head.push(byte[0]);
+        }
+        let path = String::from_utf8_lossy(&head).split(' ').nth(1).unwrap_or_default().to_owned();
+        let (status, body) = match documents.get(&path) {
+            Some(document) => ("200 OK", document.to_string()),
+            None => ("404 Not Found", r#"{"error":"not found"}"#.to_owned()),
+        };
+        write!(
+            stream,
+            "HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
+            body.len()
+        )
+    }
+}
+
+impl Drop for FakePeer {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let _ = TcpStream::connect(("127.0.0.1", self.port));
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
