@@ -3,16 +3,37 @@
 //! One policy instance a partition, called under the partition's lock.
 
 pub mod builtin;
+mod eligibility;
+mod overlap;
 
 use super::{
     error::SelectionError,
     explain::Explanation,
     identity::WorkerWithDpRank,
-    index::{Matches, PrefixIndex, TierBlocks},
+    index::{Lane, Matches, PrefixIndex, TierBlocks},
     load::{LoadTracker, Slot},
     moment::Moment,
     request::{AffinityTarget, RouterConfigOverride, RoutingConstraints},
 };
+
+/// What a pick needs to know about an index beside the matches: which lane is which slot.
+pub trait LaneMap: std::fmt::Debug {
+    /// The slot bound to a lane; `None` when retired or unbound.
+    fn slot_of(&self, lane: Lane) -> Option<Slot>;
+
+    /// The live lane of a bound slot.
+    fn lane_of_slot(&self, slot: Slot) -> Option<Lane>;
+}
+
+impl LaneMap for PrefixIndex {
+    fn slot_of(&self, lane: Lane) -> Option<Slot> {
+        PrefixIndex::slot_of(self, lane)
+    }
+
+    fn lane_of_slot(&self, slot: Slot) -> Option<Lane> {
+        PrefixIndex::lane_of_slot(self, slot)
+    }
+}
 
 /// One selection as a policy sees it.
 #[derive(Debug)]
@@ -26,7 +47,7 @@ pub struct PickRequest<'a> {
     /// Who has what cached, by lanes of `index`.
     pub matches: &'a Matches,
     /// Maps lanes to slots.
-    pub index: &'a PrefixIndex,
+    pub index: &'a dyn LaneMap,
     /// Exactly this rank.
     pub pinned_worker: Option<WorkerWithDpRank>,
     /// Only these workers.
@@ -86,7 +107,10 @@ pub trait SelectionPolicy: Send {
     /// Name in explanations and metrics.
     fn name(&self) -> &str;
 
-    /// Chooses a rank. Eligibility errors have the texts of spec scheduling 2.1.
+    /// Chooses a rank. Books nothing; a mutable tracker lets a policy ask for ordered views of it.
+    ///
+    /// # Errors
+    /// Eligibility errors have the texts of spec scheduling 2.1.
     fn pick(
         &mut self,
         request: &PickRequest<'_>,

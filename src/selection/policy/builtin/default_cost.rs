@@ -1,6 +1,13 @@
 //! The default policy: the reference's cost function (spec scheduling 2.2, 2.3), chosen without a full scan.
 
-use super::super::{PickRequest, Picked, SelectionPolicy};
+mod cost;
+mod scan;
+
+#[cfg(test)]
+mod tests;
+
+use self::cost::{Formula, Weights};
+use super::super::{CacheWeights, PickRequest, Picked, SelectionPolicy, eligibility};
 use crate::selection::{error::SelectionError, load::LoadTracker};
 
 /// Parameters of the default cost, in blocks.
@@ -26,7 +33,10 @@ pub struct DefaultCostParameters {
 
 /// The default policy.
 #[derive(Debug)]
-pub struct DefaultCost {}
+pub struct DefaultCost {
+    weights: Weights,
+    honour_overrides: bool,
+}
 
 impl DefaultCost {
     /// A policy with these parameters for blocks of `block_size` tokens. `honour_overrides`: request overrides of
@@ -34,12 +44,18 @@ impl DefaultCost {
     /// estimate that is booked.
     pub fn new(
         parameters: DefaultCostParameters,
-        accounting: super::super::CacheWeights,
+        accounting: CacheWeights,
         block_size: u32,
         honour_overrides: bool,
     ) -> Self {
-        let _ = (parameters, accounting, block_size, honour_overrides);
-        todo!()
+        Self { weights: Weights { parameters, accounting, block_size: block_size.max(1) }, honour_overrides }
+    }
+
+    fn weights(&self, request: &PickRequest<'_>) -> Weights {
+        match request.overrides {
+            Some(by) if self.honour_overrides => self.weights.overridden(by),
+            _ => self.weights,
+        }
     }
 }
 
@@ -54,7 +70,27 @@ impl SelectionPolicy for DefaultCost {
         load: &mut LoadTracker,
         rng: &mut fastrand::Rng,
     ) -> Result<Picked, SelectionError> {
-        let _ = (request, load, rng);
-        todo!()
+        let candidates = eligibility::candidates(request, load)?;
+        let weights = self.weights(request);
+        let table = scan::table(Formula::new(weights, request), request, load, &candidates);
+        let temperature = weights.parameters.router_temperature;
+        let chosen = if temperature > 0.0 {
+            scan::softmax(&table.rows, temperature, rng)
+        } else {
+            scan::least(&table.rows, rng)
+        };
+        let chosen = chosen.ok_or_else(eligibility::nobody)?;
+        let row = table.rows[chosen];
+        let explanation =
+            request.explain.then(|| scan::explain(self.name(), &table, chosen, request, load, &candidates));
+        Ok(Picked {
+            slot: row.slot,
+            cost: row.cost,
+            overlap: row.inputs.cached,
+            cached_tokens: table.formula.cached_tokens(row.inputs.cached),
+            decode_blocks: table.formula.decode_blocks(&row.inputs),
+            active_prefill_tokens: row.inputs.load.prefill_tokens,
+            explanation,
+        })
     }
 }

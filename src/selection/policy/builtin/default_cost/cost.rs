@@ -1,0 +1,139 @@
+//! The default cost (spec scheduling 2.2), term by term in the reference's order of operations, so that costs agree to
+//! the last bit.
+
+use crate::selection::{
+    index::TierBlocks,
+    load::RankLoad,
+    policy::{CacheWeights, PickRequest},
+    request::RouterConfigOverride,
+};
+
+use super::DefaultCostParameters;
+
+/// Parameters after the request's overrides.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Weights {
+    pub(super) parameters: DefaultCostParameters,
+    pub(super) accounting: CacheWeights,
+    pub(super) block_size: u32,
+}
+
+impl Weights {
+    /// Applies the overrides of one request. The deprecated weight wins over the scale, and 0 also takes the credit.
+    pub(super) fn overridden(mut self, by: &RouterConfigOverride) -> Self {
+        let own = &mut self.parameters;
+        own.overlap_score_credit = by.overlap_score_credit.unwrap_or(own.overlap_score_credit);
+        own.prefill_load_scale = by.prefill_load_scale.unwrap_or(own.prefill_load_scale);
+        own.router_temperature = by.router_temperature.unwrap_or(own.router_temperature);
+        if let Some(weight) = by.overlap_score_weight {
+            own.prefill_load_scale = weight;
+            if weight == 0.0 {
+                own.overlap_score_credit = 0.0;
+            }
+        }
+        self
+    }
+}
+
+/// Everything about one selection that is the same for all ranks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Formula {
+    weights: Weights,
+    prompt_tokens: u64,
+    sequence_blocks: u64,
+    request_blocks: f64,
+    track: bool,
+    /// Least prefill tokens among the candidates; the credit's decay is measured from it.
+    pub(super) least_prefill: u64,
+}
+
+/// What is known of one rank.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Inputs {
+    pub(super) load: RankLoad,
+    pub(super) cached: TierBlocks,
+    /// Leading blocks of the prompt that live prompts of the rank hold.
+    pub(super) shared: u64,
+}
+
+/// The terms of a cost before the preferred-taint multiplier, in blocks, in the order they are added.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Terms {
+    pub(super) prefill: f64,
+    pub(super) decode: f64,
+    pub(super) requests: f64,
+}
+
+impl Formula {
+    pub(super) fn new(weights: Weights, request: &PickRequest<'_>) -> Self {
+        Self {
+            weights,
+            prompt_tokens: request.prompt_tokens,
+            sequence_blocks: request.sequence.len() as u64,
+            request_blocks: request.prompt_tokens.div_ceil(u64::from(weights.block_size)).max(1) as f64,
+            track: request.track_prefill_tokens,
+            least_prefill: 0,
+        }
+    }
+
+    /// Whether the credit of device blocks depends on prefill load.
+    pub(super) fn credit_decays(&self) -> bool {
+        self.track && self.weights.parameters.overlap_score_credit_decay > 0.0
+    }
+
+    /// Without a device credit the policy reads no cache data at all.
+    pub(super) fn reads_cache(&self) -> bool {
+        self.weights.parameters.overlap_score_credit > 0.0
+    }
+
+    /// Blocks on the rank with this request.
+    pub(super) fn decode_blocks(&self, inputs: &Inputs) -> u64 {
+        inputs.load.blocks.saturating_add(self.sequence_blocks - inputs.shared)
+    }
+
+    /// Cached tokens by the accounting weights.
+    pub(super) fn cached_tokens(&self, cached: TierBlocks) -> u64 {
+        self.weights.accounting.cached_tokens(cached, self.weights.block_size)
+    }
+
+    /// The cost before the preferred-taint multiplier, at most `f64::MAX`.
+    pub(super) fn base(&self, inputs: &Inputs) -> f64 {
+        let terms = self.terms(inputs);
+        (terms.prefill + terms.decode + terms.requests).min(f64::MAX)
+    }
+
+    pub(super) fn terms(&self, inputs: &Inputs) -> Terms {
+        let own = &self.weights.parameters;
+        let block_size = f64::from(self.weights.block_size);
+        let (credit, cached_tokens) =
+            if self.reads_cache() { (self.credit(inputs), self.cached_tokens(inputs.cached)) } else { (0.0, 0) };
+        let decode = self.decode_blocks(inputs) as f64;
+        let requests = own.decode_active_request_weight * inputs.load.requests as f64;
+        if own.decode_label && !self.track && self.reads_cache() {
+            return Terms { prefill: 0.0, decode: (decode - credit).max(0.0), requests };
+        }
+        let raw_tokens = if self.track {
+            let uncached = self.prompt_tokens.saturating_sub(cached_tokens);
+            inputs.load.prefill_tokens.saturating_add(uncached).saturating_add(cached_tokens)
+        } else {
+            0
+        };
+        let adjusted = (raw_tokens as f64 / block_size - credit).max(0.0);
+        Terms { prefill: own.prefill_load_scale * adjusted, decode, requests }
+    }
+
+    fn credit(&self, inputs: &Inputs) -> f64 {
+        let own = &self.weights.parameters;
+        let decay = if self.credit_decays() {
+            let excess = inputs.load.prefill_tokens.saturating_sub(self.least_prefill) as f64
+                / f64::from(self.weights.block_size);
+            1.0 / (1.0 + own.overlap_score_credit_decay * (excess / self.request_blocks))
+        } else {
+            1.0
+        };
+        let cached = inputs.cached;
+        own.overlap_score_credit * decay * f64::from(cached.device)
+            + own.host_cache_hit_weight * f64::from(cached.host)
+            + own.disk_cache_hit_weight * (f64::from(cached.disk) + f64::from(cached.external))
+    }
+}

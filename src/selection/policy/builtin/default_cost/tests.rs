@@ -1,0 +1,174 @@
+use std::{collections::BTreeSet, sync::Arc};
+
+use super::*;
+use crate::selection::{
+    identity::WorkerWithDpRank,
+    index::{Lane, LaneSet, MatchClass, Matches, TierBlocks},
+    load::{BookingId, LoadConfig, NewBooking, Slot, WorkerFacts},
+    moment::Moment,
+    policy::LaneMap,
+    request::{AffinityTarget, RouterConfigOverride, RoutingConstraints},
+};
+
+/// Lane = slot plus a constant.
+#[derive(Debug)]
+struct Shifted(u16);
+
+impl LaneMap for Shifted {
+    fn slot_of(&self, lane: Lane) -> Option<Slot> {
+        lane.0.checked_sub(self.0).map(Slot::from)
+    }
+
+    fn lane_of_slot(&self, slot: Slot) -> Option<Lane> {
+        Some(Lane(u16::try_from(slot).ok()?.checked_add(self.0)?))
+    }
+}
+
+pub(super) const DEFAULTS: DefaultCostParameters = DefaultCostParameters {
+    overlap_score_credit: 1.0,
+    overlap_score_credit_decay: 0.0,
+    prefill_load_scale: 1.0,
+    decode_active_request_weight: 0.0,
+    host_cache_hit_weight: 0.75,
+    disk_cache_hit_weight: 0.25,
+    router_temperature: 0.0,
+    decode_label: true,
+};
+
+/// A partition with what its ranks have cached of the one prompt it is asked about.
+struct Fleet {
+    policy: DefaultCost,
+    load: LoadTracker,
+    matches: Matches,
+    rng: fastrand::Rng,
+    next: u64,
+}
+
+/// What one test asks for.
+#[derive(Clone, Default)]
+struct Ask {
+    tokens: u64,
+    sequence: Vec<u64>,
+    untracked: bool,
+    pin: Option<WorkerWithDpRank>,
+    allowed: Option<BTreeSet<u64>>,
+    affinity: Option<AffinityTarget>,
+    constraints: RoutingConstraints,
+    overrides: Option<RouterConfigOverride>,
+    explain: bool,
+}
+
+/// A prompt of `tokens` in blocks of 16, none of it active.
+fn ask(tokens: u64) -> Ask {
+    Ask { tokens, sequence: (0..tokens / 16).map(|block| 1_000_000 + block).collect(), ..Ask::default() }
+}
+
+impl Fleet {
+    /// Workers 1, 2, ... with one rank each.
+    fn new(parameters: DefaultCostParameters, block_size: u32, workers: u64) -> Self {
+        let mut fleet = Self {
+            policy: DefaultCost::new(parameters, CacheWeights { host: 0.75, disk: 0.25 }, block_size, true),
+            load: LoadTracker::new(LoadConfig { block_size, expiry: None }),
+            matches: Matches::default(),
+            rng: fastrand::Rng::with_seed(7),
+            next: 0,
+        };
+        (1..=workers).for_each(|worker| fleet.facts(worker, |_| {}));
+        fleet
+    }
+
+    fn facts(&mut self, worker_id: u64, change: impl FnOnce(&mut WorkerFacts)) {
+        let mut facts = WorkerFacts { worker_id, ..WorkerFacts::default() };
+        change(&mut facts);
+        self.load.upsert_rank(WorkerWithDpRank::new(worker_id, 0), Arc::new(facts));
+    }
+
+    fn slot(&self, worker: u64) -> Slot {
+        self.load.slot(WorkerWithDpRank::new(worker, 0)).unwrap()
+    }
+
+    fn cached(&mut self, worker: u64, device: u32, host: u32, disk: u32, external: u32) {
+        let lanes = LaneSet::List(vec![self.slot(worker) as u16 + 3]);
+        self.matches.classes.push(MatchClass { blocks: TierBlocks { device, host, disk, external }, lanes });
+    }
+
+    fn book(&mut self, worker: u64, sequence: &[u64], prefill_tokens: u64) -> BookingId {
+        self.next += 1;
+        let booking = NewBooking {
+            id: BookingId(self.next),
+            slot: self.slot(worker),
+            sequence: sequence.into(),
+            prefill_tokens,
+            prefill_duration: None,
+            expected_output_tokens: None,
+        };
+        assert!(self.load.book(booking, Moment(0)).0);
+        BookingId(self.next)
+    }
+
+    fn pick(&mut self, ask: &Ask) -> Result<Picked, SelectionError> {
+        let request = PickRequest {
+            prompt_tokens: ask.tokens,
+            sequence: &ask.sequence,
+            track_prefill_tokens: !ask.untracked,
+            matches: &self.matches,
+            index: &Shifted(3),
+            pinned_worker: ask.pin,
+            allowed_worker_ids: ask.allowed.as_ref(),
+            affinity_target: ask.affinity,
+            constraints: &ask.constraints,
+            overrides: ask.overrides.as_ref(),
+            explain: ask.explain,
+            now: Moment(0),
+        };
+        self.policy.pick(&request, &mut self.load, &mut self.rng)
+    }
+
+    /// The cost of one worker, by allowing no other.
+    fn cost(&mut self, ask: &Ask, worker: u64) -> f64 {
+        let only = Ask { allowed: Some(BTreeSet::from([worker])), ..ask.clone() };
+        self.pick(&only).unwrap().cost
+    }
+
+    fn costs(&mut self, ask: &Ask) -> Vec<f64> {
+        (1..=self.load.len() as u64).map(|worker| self.cost(ask, worker)).collect()
+    }
+
+    fn winner(&mut self, ask: &Ask) -> u64 {
+        let slot = self.pick(ask).unwrap().slot;
+        self.load.rank(slot).unwrap().worker_id
+    }
+}
+
+/// The three workers of cost_02: 2 device; 1 device and 2 host; 1 device and 2 disk blocks.
+fn tiers(parameters: DefaultCostParameters) -> Fleet {
+    let mut fleet = Fleet::new(parameters, 16, 3);
+    fleet.cached(1, 2, 0, 0, 0);
+    fleet.cached(2, 1, 2, 0, 0);
+    fleet.cached(3, 1, 0, 2, 0);
+    fleet
+}
+
+#[test]
+fn costs_of_the_recorded_tier_cases() {
+    let expect = |parameters, ask: &Ask, costs: [f64; 3]| assert_eq!(tiers(parameters).costs(ask), costs);
+    let prompt = ask(64);
+    expect(DEFAULTS, &prompt, [6.0, 5.5, 6.5]);
+    expect(DefaultCostParameters { overlap_score_credit: 0.0, ..DEFAULTS }, &prompt, [8.0, 8.0, 8.0]);
+    expect(DefaultCostParameters { prefill_load_scale: 0.5, ..DEFAULTS }, &prompt, [5.0, 4.75, 5.25]);
+    let weights = DefaultCostParameters { host_cache_hit_weight: 1.0, disk_cache_hit_weight: 0.5, ..DEFAULTS };
+    expect(weights, &prompt, [6.0, 5.0, 6.0]);
+    expect(DefaultCostParameters { prefill_load_scale: 2.0, ..DEFAULTS }, &prompt, [8.0, 7.0, 9.0]);
+    let untracked = Ask { untracked: true, ..prompt.clone() };
+    expect(DEFAULTS, &untracked, [2.0, 1.5, 2.5]);
+    expect(DefaultCostParameters { overlap_score_credit: 0.0, ..DEFAULTS }, &untracked, [4.0, 4.0, 4.0]);
+    let overridden = |by| Ask { overrides: Some(by), ..ask(64) };
+    expect(
+        DEFAULTS,
+        &overridden(RouterConfigOverride { overlap_score_weight: Some(0.0), ..Default::default() }),
+        [4.0; 3],
+    );
+    let scaled = RouterConfigOverride { prefill_load_scale: Some(0.5), ..Default::default() };
+    expect(DEFAULTS, &overridden(scaled), [5.0, 4.75, 5.25]);
+    assert_eq!(tiers(DEFAULTS).winner(&prompt), 2);
+}
