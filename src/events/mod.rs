@@ -1,3 +1,4 @@
 //! Engine KV events: transport, decoding, one supervised listener a rank.
 
+pub mod decode;
 pub mod transport;
