@@ -1,4 +1,6 @@
 //! Engine KV events: transport, decoding, one supervised listener a rank.
 
+pub mod counts;
 pub mod decode;
+pub mod normalise;
 pub mod transport;

@@ -1,0 +1,146 @@
+//! What a rank's earlier events taught: kinds of cache groups, and the salts of chains.
+//!
+//! Engines send both once and leave them out later. The memory belongs to the stream, not to a connection: it outlives
+//! reconnects and restarts of the listener, and is forgotten when the publisher restarts. Invariant: every table is
+//! bounded, and a full one never files a block under the wrong tenant.
+
+use hashbrown::{HashMap, hash_map::Entry};
+
+use super::super::{counts::DropReason, decode::Attention};
+use crate::selection::{Tier, worker::MAX_DATA_PARALLEL_SIZE};
+
+/// Cache groups remembered for a rank; real hybrid models have fewer than ten.
+const MAX_GROUPS: usize = 1024;
+
+/// Salted blocks remembered for a rank, as many as the largest caches hold; about 100 MB when full.
+const MAX_SALTED: usize = 1 << 22;
+
+/// The memories of every rank that one listener's batches named.
+#[derive(Debug, Default)]
+pub struct RankMemories {
+    ranks: HashMap<u32, RankMemory>,
+}
+
+impl RankMemories {
+    /// The memory of `rank`; `None` when the batches named as many ranks as a worker may have.
+    pub(super) fn of(&mut self, rank: u32) -> Option<&mut RankMemory> {
+        if self.ranks.len() >= MAX_DATA_PARALLEL_SIZE as usize && !self.ranks.contains_key(&rank) {
+            return None;
+        }
+        Some(self.ranks.entry(rank).or_default())
+    }
+
+    /// Forgets all: the publisher restarted.
+    pub fn forget(&mut self) {
+        self.ranks = HashMap::new();
+    }
+}
+
+/// The memory of one rank.
+#[derive(Debug, Default)]
+pub(super) struct RankMemory {
+    pub groups: Groups,
+    pub salts: Salts,
+}
+
+/// Kinds of cache groups, as stores named them; the last one counts.
+#[derive(Debug, Default)]
+pub(super) struct Groups(HashMap<u32, Attention>);
+
+impl Groups {
+    pub fn learn(&mut self, group: u32, attention: Attention) {
+        if self.0.len() < MAX_GROUPS || self.0.contains_key(&group) {
+            self.0.insert(group, attention);
+        }
+    }
+
+    /// Whether the group holds the main attention. Of groups that nobody explained only the first is taken for it.
+    pub fn is_main(&self, group: u32) -> bool {
+        self.0.get(&group).map_or(group == 0, |&attention| attention == Attention::Main)
+    }
+}
+
+const AMBIGUOUS: u8 = 1 << 7;
+
+/// A salted block.
+#[derive(Debug)]
+struct Salted {
+    /// The salt's share of the hash seed.
+    salt: u64,
+    /// A bit for each tier that holds the block, and [`AMBIGUOUS`].
+    flags: u8,
+}
+
+/// Which blocks were stored under a salt. Engines send the salt with the first block of a chain only.
+#[derive(Debug, Default)]
+pub(super) struct Salts {
+    blocks: HashMap<u64, Salted>,
+}
+
+impl Salts {
+    /// The salt of a store (0 = none), remembered for its blocks: its own one, else its parent's.
+    pub fn store(
+        &mut self,
+        tier: Tier,
+        parent: Option<u64>,
+        hashes: &[u64],
+        own: Option<u64>,
+    ) -> Result<u64, DropReason> {
+        if self.blocks.is_empty() && own.is_none() {
+            return Ok(0);
+        }
+        let inherited = || parent.and_then(|parent| self.blocks.get(&parent));
+        let salt = match own {
+            Some(salt) => Some(salt),
+            None => match inherited() {
+                Some(parent) if parent.flags & AMBIGUOUS != 0 => return Err(DropReason::AmbiguousSalt),
+                Some(parent) => Some(parent.salt),
+                None => None,
+            },
+        };
+        let Some(salt) = salt else {
+            // The same name is now in use without a salt: its children cannot be told apart any more.
+            for hash in hashes {
+                if let Some(block) = self.blocks.get_mut(hash) {
+                    block.flags |= AMBIGUOUS;
+                }
+            }
+            return Ok(0);
+        };
+        if self.blocks.len() + hashes.len() > MAX_SALTED {
+            return Err(DropReason::SaltTableFull);
+        }
+        for &hash in hashes {
+            match self.blocks.entry(hash) {
+                Entry::Occupied(mut known) => {
+                    let known = known.get_mut();
+                    known.flags |= 1 << tier as u8 | if known.salt == salt { 0 } else { AMBIGUOUS };
+                }
+                Entry::Vacant(free) => {
+                    free.insert(Salted { salt, flags: 1 << tier as u8 });
+                }
+            }
+        }
+        Ok(salt)
+    }
+
+    /// Forgets blocks that no tier holds any more, except ambiguous ones.
+    pub fn remove(&mut self, tier: Tier, hashes: &[u64]) {
+        if self.blocks.is_empty() || matches!(tier, Tier::Disk | Tier::External) {
+            return;
+        }
+        for &hash in hashes {
+            if let Entry::Occupied(mut known) = self.blocks.entry(hash) {
+                known.get_mut().flags &= !(1 << tier as u8);
+                if known.get().flags == 0 {
+                    known.remove();
+                }
+            }
+        }
+    }
+
+    /// Forgets all.
+    pub fn clear(&mut self) {
+        self.blocks = HashMap::new();
+    }
+}
