@@ -3,4 +3,6 @@
 pub mod counts;
 pub mod decode;
 pub mod normalise;
+#[cfg(test)]
+mod testing;
 pub mod transport;
