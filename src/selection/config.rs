@@ -1,6 +1,13 @@
 //! Settings of the core, validated once (spec scheduling 1.2, spec http 1).
 
-use std::time::Duration;
+use std::{str::FromStr, time::Duration};
+
+mod tracking;
+
+use tracking::check_key_id;
+pub use tracking::{TrackingAlgorithm, TrackingHash, TrackingOptions};
+
+use super::request::RouterConfigOverride;
 
 /// How own decisions age out of the approximate index.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -10,6 +17,18 @@ pub enum ApproximateCachePolicy {
     Ttl,
     /// By capacity; falls back to time here, as the reference does.
     Lru,
+}
+
+impl FromStr for ApproximateCachePolicy {
+    type Err = ConfigError;
+
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        match text {
+            "ttl" => Ok(Self::Ttl),
+            "lru" => Ok(Self::Lru),
+            _ => Err(ConfigError(format!("unknown approximate cache policy {text:?}, expected 'ttl' or 'lru'"))),
+        }
+    }
 }
 
 /// Order of the queue's one synthetic class.
@@ -24,26 +43,15 @@ pub enum QueuePolicy {
     Wspt,
 }
 
-/// How tracking hashes are made.
-#[derive(Clone, Default)]
-pub enum TrackingHash {
-    /// Equal to the index's hashes.
-    #[default]
-    PublicXxh3V1,
-    /// Keyed, so that tenants cannot correlate prompts.
-    KeyedXxh3V1 {
-        /// 32 raw bytes, wiped on drop, never printed.
-        key: zeroize::Zeroizing<[u8; 32]>,
-        /// Key epoch, not empty, no surrounding white space.
-        key_id: String,
-    },
-}
+impl FromStr for QueuePolicy {
+    type Err = ConfigError;
 
-impl std::fmt::Debug for TrackingHash {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::PublicXxh3V1 => f.write_str("public-xxh3-v1"),
-            Self::KeyedXxh3V1 { key_id, .. } => write!(f, "keyed-xxh3-v1(key_id={key_id}, key=redacted)"),
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        match text {
+            "fcfs" => Ok(Self::Fcfs),
+            "lcfs" => Ok(Self::Lcfs),
+            "wspt" => Ok(Self::Wspt),
+            _ => Err(ConfigError(format!("unknown queue policy: {text:?}, expected 'fcfs', 'lcfs', or 'wspt'"))),
         }
     }
 }
@@ -110,10 +118,33 @@ impl Default for SelectionConfig {
     }
 }
 
+impl RouterConfigOverride {
+    /// Checks ranges, as decoding a request does.
+    ///
+    /// # Errors
+    /// The first violation, in the words of spec http 3.2.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        check(self.overlap_score_credit.is_none_or(finite_non_negative), || CREDIT_TEXT.to_owned())?;
+        for (name, value) in [
+            ("prefill_load_scale", self.prefill_load_scale),
+            ("prefill_load_scale", self.overlap_score_weight),
+            ("router_temperature", self.router_temperature),
+        ] {
+            check(value.is_none_or(finite_non_negative), || format!("{name} must be finite and non-negative"))?;
+        }
+        check(self.shared_cache_multiplier.is_none_or(|v| (0.0..=1.0).contains(&v)), || {
+            "shared_cache_multiplier must be between 0 and 1".to_owned()
+        })
+    }
+}
+
 /// A setting out of its range; the text names it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct ConfigError(pub String);
+
+/// Longest a session may stay bound while idle, in seconds.
+pub const MAX_SESSION_AFFINITY_TTL_SECS: u64 = 31_536_000;
 
 impl SelectionConfig {
     /// Checks ranges and combinations.
@@ -121,6 +152,96 @@ impl SelectionConfig {
     /// # Errors
     /// The first violation, in the words of spec scheduling 1.2.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        todo!()
+        check(finite_non_negative(self.overlap_score_credit), || CREDIT_TEXT.to_owned())?;
+        for (name, value) in [
+            ("overlap_score_credit_decay", self.overlap_score_credit_decay),
+            ("prefill_load_scale", self.prefill_load_scale),
+            ("decode_active_request_weight", self.decode_active_request_weight),
+            ("router_temperature", self.router_temperature),
+        ] {
+            check(finite_non_negative(value), || format!("{name} must be finite and non-negative"))?;
+        }
+        for (name, value) in [
+            ("host_cache_hit_weight", self.host_cache_hit_weight),
+            ("disk_cache_hit_weight", self.disk_cache_hit_weight),
+        ] {
+            check((0.0..=1.0).contains(&value), || format!("{name} must be between 0 and 1"))?;
+        }
+        for (name, value) in [
+            ("router_queue_threshold", self.queue_threshold),
+            ("conditional_disagg_prefill_busy_threshold", self.prefill_busy_threshold),
+            ("conditional_disagg_decode_busy_threshold", self.decode_busy_threshold),
+        ] {
+            // Infinity is a threshold nothing exceeds; only NaN and negative values are refused.
+            check(value.is_none_or(|v| v >= 0.0), || format!("{name} must be greater than or equal to 0"))?;
+        }
+        check(self.predicted_ttl.is_none() || self.use_kv_events, || {
+            "router_predicted_ttl_secs requires use_kv_events=true; an approximate index predicts already".to_owned()
+        })?;
+        check(self.approximate_cache_policy != ApproximateCachePolicy::Lru || !self.use_kv_events, || {
+            "router_approximate_cache_policy=lru requires use_kv_events=false; the local side indexer is TTL-only"
+                .to_owned()
+        })?;
+        if let Some(ttl) = self.session_affinity_ttl {
+            check(
+                (Duration::from_secs(1)..=Duration::from_secs(MAX_SESSION_AFFINITY_TTL_SECS)).contains(&ttl),
+                || format!("session_affinity_ttl_secs must be between 1 and {MAX_SESSION_AFFINITY_TTL_SECS}"),
+            )?;
+        }
+        if let TrackingHash::KeyedXxh3V1 { key_id, .. } = &self.tracking_hash {
+            check_key_id(Some(key_id))?;
+        }
+        Ok(())
+    }
+
+    /// The deprecated single weight: sets the prefill scale, and the credit to 0 when it is 0.
+    pub fn set_overlap_score_weight(&mut self, weight: f64) {
+        self.prefill_load_scale = weight;
+        if weight == 0.0 {
+            self.overlap_score_credit = 0.0;
+        }
     }
 }
+
+const CREDIT_TEXT: &str = "overlap_score_credit must be a finite, non-negative number";
+
+fn finite_non_negative(value: f64) -> bool {
+    value.is_finite() && value >= 0.0
+}
+
+fn check(ok: bool, text: impl FnOnce() -> String) -> Result<(), ConfigError> {
+    if ok { Ok(()) } else { Err(ConfigError(text())) }
+}
+
+/// `1 true yes on` and `0 false no off`, in any case, surrounding blanks ignored; `None` for anything else.
+pub fn parse_bool(text: &str) -> Option<bool> {
+    let text = text.trim();
+    let is = |words: [&str; 4]| words.iter().any(|word| text.eq_ignore_ascii_case(word));
+    if is(["1", "true", "yes", "on"]) {
+        Some(true)
+    } else if is(["0", "false", "no", "off"]) {
+        Some(false)
+    } else {
+        None
+    }
+}
+
+/// A setting in seconds. Values beyond what a [`Duration`] holds saturate.
+///
+/// # Errors
+/// Negative or not a number; the text names `field`.
+pub fn seconds(field: &str, secs: f64) -> Result<Duration, ConfigError> {
+    check(secs >= 0.0, || format!("{field} must be greater than or equal to 0"))?;
+    Ok(Duration::try_from_secs_f64(secs).unwrap_or(Duration::MAX))
+}
+
+/// Age of stale bookings from its environment text: whole seconds above 0, else the default of 300.
+pub fn active_request_expiry(text: &str) -> Duration {
+    match text.parse::<u64>() {
+        Ok(secs) if secs > 0 => Duration::from_secs(secs),
+        _ => Duration::from_secs(300),
+    }
+}
+
+#[cfg(test)]
+mod tests;
