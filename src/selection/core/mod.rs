@@ -22,13 +22,12 @@ use std::sync::{
 use hashbrown::{Equivalent, HashMap};
 use parking_lot::RwLock;
 
-pub use self::bookings::{BookingEnd, BookingIndex};
+pub use self::bookings::{BookingEnd, BookingIndex, EndedBookings};
 use super::{
     config::{ConfigError, SelectionConfig},
     error::SelectionError,
     identity::PartitionKey,
     ingest::{EventSources, NoEventSources},
-    load::BookingId,
     moment::{Clock, SystemClock},
     partition::PartitionRef,
     pending::PendingSelections,
@@ -44,9 +43,8 @@ pub struct SelectionCore {
     /// Schedulable workers anywhere.
     schedulable: AtomicU64,
     shutting_down: AtomicBool,
-    last_booking: AtomicU64,
     /// Selection id to booking, over all partitions.
-    bookings: BookingIndex,
+    bookings: Arc<BookingIndex>,
     /// Decided, not yet booked.
     pending: PendingSelections,
 }
@@ -98,8 +96,7 @@ impl SelectionCore {
             partitions: RwLock::default(),
             schedulable: AtomicU64::new(0),
             shutting_down: AtomicBool::new(false),
-            last_booking: AtomicU64::new(0),
-            bookings: BookingIndex::default(),
+            bookings: Arc::default(),
             pending: PendingSelections::new(&config),
             config,
         }))
@@ -150,10 +147,5 @@ impl SelectionCore {
             self.partitions.read().values().filter(|partition| filter.accepts(&partition.key)).cloned().collect();
         found.sort_by(|a, b| a.key.cmp(&b.key));
         found
-    }
-
-    /// A number for a booking attempt, never given before.
-    fn next_booking_id(&self) -> BookingId {
-        BookingId(self.last_booking.fetch_add(1, Ordering::Relaxed) + 1)
     }
 }
