@@ -261,14 +261,10 @@ def serial(selector, engines, workload, count, pinned=None):
     return [one(selector, engines, workload, pinned) for _ in range(count)]
 
 
-def concurrent(selector, engines, workload, count):
-    with concurrent_pool() as pool:
+def four_at_a_time(selector, engines, workload, count):
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
         jobs = [pool.submit(one, selector, engines, workload, None, False) for _ in range(count)]
         return [job.result() for job in jobs]
-
-
-def concurrent_pool():
-    return concurrent.futures.ThreadPoolExecutor(4)
 
 
 def mismatches(rows):
@@ -302,7 +298,7 @@ def run(options, folder):
         # Four at a time a request may be decided while an engine step that stores or evicts is under way.
         total, by_cause, worst = 0, collections.Counter(), 0
         while total < options.requests // 2 or min(e.evicted for e in engines) < 1_000:
-            for _, guess, cached, _, _ in concurrent(ours, engines, work, 40):
+            for _, guess, cached, _, _ in four_at_a_time(ours, engines, work, 40):
                 total += 1
                 by_cause["exact" if guess == cached else
                          "stored meanwhile" if guess < cached else "evicted meanwhile"] += 1
