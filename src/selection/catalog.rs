@@ -140,4 +140,7 @@ pub enum CatalogError {
     /// Two records with one id, an owner name that is not valid, or the like (400).
     #[error("{0}")]
     Invalid(String),
+    /// The service failed (500).
+    #[error("{0}")]
+    Internal(String),
 }

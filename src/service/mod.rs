@@ -1,5 +1,184 @@
 //! The embeddable service: core, listeners, recovery and shutdown behind typed verbs.
+//!
+//! | file | owns |
+//! |---|---|
+//! | `builder` | how a service is put together |
+//! | `verbs` | workers, selections, reservations, inspection |
+//! | `recovery` | filling the index from a peer at start |
+//! | `sources` | holding listeners back until that is over |
+//! | `tasks` | background tasks, watched |
+//! | `health` | whether the service is alive and ready |
+//! | `metrics` | what of it a scrape shows |
+//!
+//! Invariants: a panic inside a verb fails that call only; nothing here waits without a limit; no selection is made
+//! before start-up recovery is over.
 
+mod builder;
 pub mod config;
+mod health;
+mod metrics;
+mod recovery;
+mod sources;
+mod tasks;
+mod verbs;
 
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+pub use builder::{BuildError, SelectionServiceBuilder};
 pub use config::{RecoveryConfig, ServiceConfig};
+pub use health::{LivenessReport, ReadinessReport};
+pub use recovery::{PeerAttempt, RecoveryError, RecoveryReport};
+use sources::HeldSources;
+use tasks::{Heartbeat, Tasks, panic_text};
+use tokio::{sync::watch, time::MissedTickBehavior};
+
+use crate::{
+    selection::{Clock, SelectionCore, SelectionError, config::ConfigError, ingest::EventSources},
+    telemetry::{
+        metrics::Metrics,
+        readiness::{Condition, Readiness},
+    },
+};
+
+/// The selection service. Clones share one service; it stops by [`Self::stop`] or when the last clone is dropped.
+#[derive(Clone)]
+pub struct SelectionService {
+    shared: Arc<Shared>,
+    /// Stops the tasks with the last clone; tasks hold `shared`, not this.
+    _guard: Arc<StopGuard>,
+}
+
+impl fmt::Debug for SelectionService {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SelectionService").field("readiness", &self.shared.readiness).finish_non_exhaustive()
+    }
+}
+
+struct Shared {
+    core: Arc<SelectionCore>,
+    config: ServiceConfig,
+    readiness: Readiness,
+    metrics: Metrics,
+    tasks: Arc<Tasks>,
+    ticked: Heartbeat,
+    panics: AtomicU64,
+    /// `Some` once start-up recovery is over.
+    recovery: watch::Sender<Option<RecoveryReport>>,
+}
+
+struct StopGuard(Arc<Tasks>);
+
+impl Drop for StopGuard {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
+}
+
+impl SelectionService {
+    fn start(
+        config: ServiceConfig,
+        clock: Arc<dyn Clock>,
+        sources: Arc<dyn EventSources>,
+    ) -> Result<Self, ConfigError> {
+        let held = Arc::new(HeldSources::new(sources));
+        let core = SelectionCore::try_new(config.selection.clone(), clock, held.clone())?;
+        let tasks = Tasks::new();
+        let shared = Arc::new(Shared {
+            core,
+            readiness: Readiness::new(config.ready_requires),
+            config,
+            metrics: Metrics::default(),
+            tasks: tasks.clone(),
+            ticked: Heartbeat::new(),
+            panics: AtomicU64::new(0),
+            recovery: watch::Sender::new(None),
+        });
+        metrics::register(&shared);
+        tasks.spawn("tick", tick(shared.clone()));
+        tasks.spawn("recovery", recover(shared.clone(), held));
+        Ok(Self { shared, _guard: Arc::new(StopGuard(tasks)) })
+    }
+
+    /// Waits until start-up recovery is over, with or without success.
+    pub async fn recovered(&self) -> RecoveryReport {
+        let mut recovery = self.shared.recovery.subscribe();
+        match recovery.wait_for(Option::is_some).await {
+            Ok(report) => report.clone().unwrap_or_default(),
+            // The sender lives in `shared`.
+            Err(_) => RecoveryReport::default(),
+        }
+    }
+
+    /// Whether start-up recovery is over.
+    pub fn is_recovered(&self) -> bool {
+        self.shared.readiness.is_set(Condition::Index)
+    }
+
+    /// The core, for hosts that need what no verb here offers.
+    pub fn core(&self) -> &Arc<SelectionCore> {
+        &self.shared.core
+    }
+
+    /// Metrics of the service; parts around it register theirs here.
+    pub fn metrics(&self) -> &Metrics {
+        &self.shared.metrics
+    }
+
+    /// Says that the service is going down: it is not ready any more, and still answers.
+    pub fn begin_shutdown(&self) {
+        self.shared.readiness.begin_shutdown();
+    }
+
+    /// Ends all background tasks; new selections are refused.
+    pub fn stop(&self) {
+        self.begin_shutdown();
+        self.shared.core.begin_shutdown();
+        self.shared.tasks.stop();
+    }
+}
+
+impl Shared {
+    /// Runs a verb; a panic inside is an error of that call.
+    fn contain<R>(&self, verb: &'static str, run: impl FnOnce() -> R) -> Result<R, SelectionError> {
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).map_err(|panic| self.panicked(verb, &*panic))
+    }
+
+    #[cold]
+    fn panicked(&self, verb: &'static str, panic: &(dyn std::any::Any + Send)) -> SelectionError {
+        self.panics.fetch_add(1, Ordering::Relaxed);
+        tracing::error!(verb, panic = panic_text(panic), "verb panicked");
+        SelectionError::Internal("internal error".to_owned())
+    }
+}
+
+/// The core's periodic work. Each round runs off the async threads: a core that is stuck holds up no request, and its
+/// missing heartbeat makes the service not live.
+async fn tick(shared: Arc<Shared>) {
+    let mut interval = tokio::time::interval(shared.config.tick_interval);
+    // A late round is not made up for: each part of the work keeps its own period.
+    interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        interval.tick().await;
+        let round = shared.clone();
+        let done = tokio::task::spawn_blocking(move || round.contain("tick", || round.core.tick())).await;
+        if matches!(done, Ok(Ok(()))) {
+            shared.ticked.beat();
+        }
+    }
+}
+
+async fn recover(shared: Arc<Shared>, held: Arc<HeldSources>) {
+    let report = recovery::recover(shared.core.clone(), shared.config.recovery.clone()).await;
+    held.release();
+    shared.readiness.set(Condition::Index);
+    shared.readiness.set(Condition::Peers);
+    shared.recovery.send_replace(Some(report));
+    // The task stays until the word to stop: one that ends is dead.
+    std::future::pending().await
+}

@@ -2,4 +2,6 @@
 
 #[cfg(feature = "server")]
 pub mod logs;
+pub mod metrics;
 pub mod readiness;
+pub mod shutdown;

@@ -1,0 +1,77 @@
+//! Puts a service together.
+
+use std::{fmt, sync::Arc};
+
+use super::{SelectionService, config::ServiceConfig};
+use crate::selection::{
+    Clock,
+    config::ConfigError,
+    ingest::{EventSources, NoEventSources},
+    moment::SystemClock,
+};
+
+/// Builds a [`SelectionService`].
+///
+/// ```no_run
+/// # async fn host() -> Result<(), Box<dyn std::error::Error>> {
+/// use pointsman::service::{SelectionServiceBuilder, ServiceConfig};
+///
+/// let service = SelectionServiceBuilder::new(ServiceConfig::default()).build()?;
+/// service.recovered().await;
+/// # Ok(()) }
+/// ```
+pub struct SelectionServiceBuilder {
+    config: ServiceConfig,
+    clock: Arc<dyn Clock>,
+    sources: Arc<dyn EventSources>,
+}
+
+impl fmt::Debug for SelectionServiceBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SelectionServiceBuilder").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+/// Why a service cannot be built.
+#[derive(Debug, thiserror::Error)]
+pub enum BuildError {
+    /// A setting out of range.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The service runs tasks of its own.
+    #[error("a selection service must be built inside a tokio runtime")]
+    NoRuntime,
+}
+
+impl SelectionServiceBuilder {
+    /// A service with `config`, the machine's clock, and listeners for KV events.
+    pub fn new(config: ServiceConfig) -> Self {
+        Self { config, clock: Arc::new(SystemClock::default()), sources: Arc::new(NoEventSources) }
+    }
+
+    /// Takes the time from `clock`.
+    #[must_use]
+    pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.clock = clock;
+        self
+    }
+
+    /// Runs event streams in `sources` instead, for hosts with an event source of their own.
+    #[must_use]
+    pub fn event_sources(mut self, sources: Arc<dyn EventSources>) -> Self {
+        self.sources = sources;
+        self
+    }
+
+    /// Builds the service and starts its tasks; start-up recovery goes on in the background (see
+    /// [`SelectionService::recovered`]).
+    ///
+    /// # Errors
+    /// A setting out of range; no tokio runtime.
+    pub fn build(self) -> Result<SelectionService, BuildError> {
+        if tokio::runtime::Handle::try_current().is_err() {
+            return Err(BuildError::NoRuntime);
+        }
+        Ok(SelectionService::start(self.config, self.clock, self.sources)?)
+    }
+}
