@@ -1,1 +1,12 @@
 //! Discovery: sources of complete worker snapshots, and targets they are applied to.
+//!
+//! A source owns what the workers *should* be and yields whole [`Snapshot`]s, never changes to one; the first only once
+//! it has the full list. One task a target applies it, each with the newest snapshot as its only pending work, so
+//! that a slow or dead target delays nobody.
+
+pub mod file;
+pub mod snapshot;
+pub mod source;
+
+pub use snapshot::Snapshot;
+pub use source::{SourceState, SourceStatus};

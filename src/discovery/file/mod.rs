@@ -1,0 +1,70 @@
+//! The workers file: its format, and a source that follows it.
+//!
+//! A file is applied whole or not at all. What cannot be read, parsed or meant keeps the last good snapshot in force and
+//! is told; a record that a selector calls incomplete (no endpoint, say) is no error here, it is applied and reported.
+
+pub mod error;
+mod expand;
+pub mod follow;
+pub mod identity;
+mod schema;
+mod watch;
+
+pub use error::{FileError, Place};
+pub use follow::{FollowOptions, WorkersFile};
+
+use crate::selection::catalog::DesiredWorker;
+use schema::Document;
+
+/// Largest file that is read, in bytes.
+pub const MAX_FILE_BYTES: u64 = 256 << 20;
+
+/// Reads the text of a workers file (YAML, or JSON as the subset of it that it is). `file` names it in errors.
+///
+/// # Errors
+/// [`FileError`]; never a part of the workers.
+pub fn parse(text: &str, file: &str) -> Result<Vec<DesiredWorker>, FileError> {
+    if text.trim_start_matches('\u{feff}').trim().is_empty() {
+        return Err(FileError::Empty { file: file.to_owned() });
+    }
+    let mut field = None;
+    let document = serde_saphyr::with_deserializer_from_str_with_options(text, options(), |yaml| {
+        serde_path_to_error::deserialize::<_, Document>(yaml).map_err(|error| {
+            field = Some(error.path().to_string());
+            error.into_inner()
+        })
+    });
+    let document = document.map_err(|error| {
+        let error = error.without_snippet();
+        let line_column = error.location().map(|at| (at.line(), at.column()));
+        let text = error.render_with_formatter(&serde_saphyr::UserMessageFormatter);
+        // The renderer ends with the place, which the error shows in front.
+        let reason = text.rsplit_once(" at line ").map_or(text.as_str(), |(reason, _)| reason).to_owned();
+        let place = Place { line_column, field: readable_path(field.as_deref().unwrap_or("")) };
+        FileError::Syntax { file: file.to_owned(), place, reason }
+    })?;
+    expand::expand(document, file)
+}
+
+fn options() -> serde_saphyr::Options {
+    // The size of the text is bounded by the caller, so nodes are not counted again; nesting and alias expansion are.
+    serde_saphyr::options! {
+        strict_booleans: true,
+        with_snippet: false,
+        budget: serde_saphyr::budget! {
+            max_events: usize::MAX,
+            max_nodes: usize::MAX,
+            max_total_scalar_bytes: usize::MAX,
+        },
+    }
+}
+
+/// Turns the deserializer's path into the file's: without the wrapper that carries positions, and without `?` or `.` for
+/// what has no name.
+fn readable_path(path: &str) -> String {
+    let parts = path.split('.').filter(|part| !matches!(*part, "" | "value" | "?"));
+    parts.collect::<Vec<_>>().join(".")
+}
+
+#[cfg(test)]
+mod tests;
