@@ -3,9 +3,31 @@
 //! Every socket has a frame limit, heartbeats, its own reconnect with the name looked up again, and bounded queues
 //! that count what they drop.
 
-use std::{sync::Arc, time::Duration};
+mod backoff;
+mod codec;
+mod connection;
+mod dealer;
+mod endpoint;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzzing;
+mod handshake;
+mod heartbeat;
+mod inbox;
+mod publisher;
+mod session;
+mod subscriber;
+mod topics;
+
+use std::time::Duration;
 
 use bytes::Bytes;
+
+pub use self::{
+    dealer::Dealer,
+    publisher::{Publisher, PublisherStats},
+    subscriber::Subscriber,
+};
 
 /// One message: its frames.
 pub type Message = Vec<Bytes>;
@@ -70,6 +92,9 @@ pub enum TransportError {
     /// A deadline passed.
     #[error("timed out: {0}")]
     Timeout(&'static str),
+    /// This side ended the connection.
+    #[error("closed on request")]
+    Closed,
 }
 
 impl TransportError {
@@ -80,6 +105,7 @@ impl TransportError {
             Self::Io { .. } => "io",
             Self::Protocol(_) => "protocol",
             Self::Timeout(_) => "timeout",
+            Self::Closed => "closed",
         }
     }
 }
@@ -89,107 +115,11 @@ impl TransportError {
 pub enum SubscriberEvent {
     /// A connection is up and the subscription was sent; messages that follow came over it.
     Connected,
-    /// The connection ended; the socket reconnects by itself.
+    /// The connection ended or an attempt to connect failed; the socket tries again by itself. Of several in a row
+    /// that nobody read in between only the newest is kept.
     Disconnected(TransportError),
     /// A message.
     Message(Message),
     /// So many messages were dropped here because the reader was behind.
     Dropped(u64),
-}
-
-/// A SUB socket connected to one endpoint; connects before the publisher exists, and for ever.
-#[derive(Debug)]
-pub struct Subscriber {}
-
-impl Subscriber {
-    /// Starts connecting. `topics` are prefixes; one empty prefix takes everything.
-    ///
-    /// # Errors
-    /// The endpoint cannot be parsed or its scheme is not supported.
-    pub fn connect(endpoint: &str, topics: &[&[u8]], config: TransportConfig) -> Result<Self, TransportError> {
-        let _ = (endpoint, topics, config);
-        todo!()
-    }
-
-    /// The next event. Cancel-safe. Never ends: the socket lives until dropped.
-    pub async fn recv(&mut self) -> SubscriberEvent {
-        todo!()
-    }
-
-    /// Ends the current connection and makes a new one at once.
-    pub fn reconnect(&self) {
-        todo!()
-    }
-}
-
-/// A DEALER connected to one endpoint for one exchange.
-#[derive(Debug)]
-pub struct Dealer {}
-
-impl Dealer {
-    /// Connects and shakes hands.
-    ///
-    /// # Errors
-    /// Endpoint, connection, protocol or time.
-    pub async fn connect(endpoint: &str, config: TransportConfig) -> Result<Self, TransportError> {
-        let _ = (endpoint, config);
-        todo!()
-    }
-
-    /// Sends one message.
-    ///
-    /// # Errors
-    /// The connection ended.
-    pub async fn send(&mut self, message: Message) -> Result<(), TransportError> {
-        let _ = message;
-        todo!()
-    }
-
-    /// The next message. Cancel-safe. Bounded: reading stops while nobody calls this.
-    ///
-    /// # Errors
-    /// The connection ended or the peer broke the protocol.
-    pub async fn recv(&mut self) -> Result<Message, TransportError> {
-        todo!()
-    }
-}
-
-/// A PUB socket bound to one address.
-#[derive(Clone, Debug)]
-pub struct Publisher {
-    shared: Arc<()>,
-}
-
-impl Publisher {
-    /// Binds `tcp://HOST:PORT` (`*` = all interfaces, port 0 = any).
-    ///
-    /// # Errors
-    /// The address cannot be bound.
-    pub async fn bind(endpoint: &str, config: TransportConfig) -> Result<Self, TransportError> {
-        let _ = (endpoint, config);
-        todo!()
-    }
-
-    /// The bound address.
-    pub fn local_addr(&self) -> std::net::SocketAddr {
-        let _ = &self.shared;
-        todo!()
-    }
-
-    /// Queues a message for every subscriber whose prefix matches its first frame; never waits. A subscriber that is
-    /// behind loses the newest.
-    pub fn publish(&self, message: Message) {
-        let _ = message;
-        todo!()
-    }
-
-    /// Subscribers connected now.
-    pub fn subscribers(&self) -> usize {
-        todo!()
-    }
-
-    /// Messages dropped since the start because subscribers were behind.
-    pub fn dropped(&self) -> u64 {
-        todo!()
-    }
 }
