@@ -19,7 +19,11 @@ use hashbrown::{HashMap, HashTable};
 use parking_lot::Mutex;
 
 use crate::selection::{
-    error::SelectionError, load::BookingId, moment::Moment, partition::PartitionRef, sessions::SessionLease,
+    error::SelectionError,
+    load::BookingId,
+    moment::Moment,
+    partition::{Partition, PartitionRef},
+    sessions::SessionLease,
 };
 
 const SHARD_BITS: u32 = 6;
@@ -200,6 +204,25 @@ impl BookingIndex {
         if let Some(Row { state: RowState::Held(Held { lease: Some(lease), .. }), .. }) = row {
             lease.release(now);
         }
+    }
+
+    /// Number of shards, for work that goes through all of them.
+    pub(super) fn shards(&self) -> usize {
+        self.shards.len()
+    }
+
+    /// The live bookings of one shard, by partition.
+    pub(super) fn held_in(&self, shard: usize) -> Vec<(PartitionRef, Vec<BookingId>)> {
+        let mut found: HashMap<*const Partition, (PartitionRef, Vec<BookingId>)> = HashMap::new();
+        for row in &self.shards[shard].lock().rows {
+            if let RowState::Held(held) = &row.state {
+                let group = found
+                    .entry(Arc::as_ptr(&held.partition))
+                    .or_insert_with(|| (Arc::clone(&held.partition), Vec::new()));
+                group.1.push(row.attempt);
+            }
+        }
+        found.into_values().collect()
     }
 
     /// Live bookings and claims.

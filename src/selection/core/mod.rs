@@ -122,9 +122,7 @@ impl SelectionCore {
 
     /// The partition, once selections may go to it: checks 1 and 2 of spec http 5.2.
     fn ready_partition(&self, model_name: &str, routing_group: &str) -> Result<PartitionRef, SelectionError> {
-        if self.shutting_down.load(Ordering::Relaxed) {
-            return Err(SelectionError::Unavailable("selection service is shutting down".to_owned()));
-        }
+        self.refuse_when_shutting_down()?;
         if self.schedulable.load(Ordering::Relaxed) == 0 {
             return Err(SelectionError::Unavailable("no schedulable workers are available".to_owned()));
         }
@@ -134,6 +132,13 @@ impl SelectionCore {
                 "no schedulable workers for model={model_name} routing_group={routing_group}"
             ))),
         }
+    }
+
+    fn refuse_when_shutting_down(&self) -> Result<(), SelectionError> {
+        if self.shutting_down.load(Ordering::Relaxed) {
+            return Err(SelectionError::Unavailable("selection service is shutting down".to_owned()));
+        }
+        Ok(())
     }
 
     /// The partition, ready or not. Takes a read lock for the look-up alone.

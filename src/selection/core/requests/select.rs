@@ -1,0 +1,227 @@
+//! Choosing a rank, with or without a booking (spec http 5).
+
+use std::{sync::Arc, time::Duration};
+
+use super::{
+    answer::Decision,
+    booked::{Booked, Charge, own_decisions},
+    is_schedulable,
+    lookup::Scratch,
+    takes_bookings,
+};
+use crate::selection::{
+    core::{BookingEnd, SelectionCore},
+    error::SelectionError,
+    hints,
+    load::BookingId,
+    moment::Moment,
+    partition::{Partition, PartitionRef, PartitionState},
+    pending::PendingSelection,
+    policy::PickRequest,
+    prompt::Purpose,
+    request::{AffinityTarget, SelectRequest, SelectResponse, Steering},
+    sessions::Hold,
+};
+
+impl SelectionCore {
+    /// Chooses a rank and books nothing.
+    ///
+    /// # Errors
+    /// Spec http 5.2.
+    pub async fn select(&self, request: SelectRequest) -> Result<SelectResponse, SelectionError> {
+        let deadline = self.deadline(&request.steering);
+        let partition = self.ready_partition(&request.model_name, &request.routing_group)?;
+        let session = self.steerable_session(&request);
+        let bound = match session {
+            Some(id) => partition.sessions.target(id, self.clock.now())?,
+            None => None,
+        };
+        let (scratch, now) = self.decide_when(&partition, &request, request.advisory, deadline).await?;
+        let target = request.steering.affinity_target.or(bound);
+        let decision =
+            partition.with_state(|state| self.pick(&partition, state, &request, target, &scratch, now))??;
+        let load = request.advisory.then(|| decision.worker_load(&self.config));
+        if let Some(id) = &request.selection_id {
+            let selection = PendingSelection {
+                rank: decision.rank,
+                sequence: scratch.prompt.sequence().into(),
+                isl_tokens: scratch.prompt.isl_tokens(),
+                effective_prefill_tokens: decision.effective_prefill_tokens(scratch.prompt.isl_tokens()),
+                expected_output_tokens: request.steering.expected_output_tokens,
+                track_prefill_tokens: self.tracks_prefill(request.router_config_override.as_ref()),
+                lora_name: request.prompt.lora_name.as_deref().map(Into::into),
+                session_id: session.map(Into::into),
+                block_hashes: own_decisions(&partition.index).map(|_| scratch.prompt.locals().into()),
+            };
+            self.pending.insert(&partition.key, id.as_str().into(), selection, now);
+        }
+        let mut answer = decision.answer(&self.config, &partition, &scratch);
+        answer.selection_id = request.selection_id.map(Arc::from);
+        answer.worker_load = load;
+        Ok(answer)
+    }
+
+    /// Chooses a rank and books it. Dropping the future before it is ready leaves nothing behind.
+    ///
+    /// # Errors
+    /// Spec http 5.2.
+    pub async fn select_and_reserve(&self, mut request: SelectRequest) -> Result<SelectResponse, SelectionError> {
+        let deadline = self.deadline(&request.steering);
+        let partition = self.ready_partition(&request.model_name, &request.routing_group)?;
+        let id = request.selection_id.take().map_or_else(generated_id, Arc::from);
+        let claim = self.claim(Arc::clone(&id), self.clock.now())?;
+        let hold = self.hold_session(&partition, &request, deadline).await?;
+        let (scratch, now) = self.decide_when(&partition, &request, false, deadline).await?;
+        let target = request.steering.affinity_target.or(hold.target());
+        let track = self.tracks_prefill(request.router_config_override.as_ref());
+        let mut charge = Charge {
+            sequence: scratch.prompt.sequence().into(),
+            prefill_tokens: 0,
+            expected_output_tokens: request.steering.expected_output_tokens,
+        };
+        let chosen = partition.with_state(|state| {
+            let decision = self.pick(&partition, state, &request, target, &scratch, now)?;
+            let moved = session_moved(state, &hold, &decision)?;
+            let source = hints::fetch_source(&partition.index, &scratch.matches, &state.load, decision.picked.slot);
+            if track {
+                charge.prefill_tokens = decision.effective_prefill_tokens(scratch.prompt.isl_tokens());
+            }
+            let expired = charge.book(&mut state.load, claim.attempt(), decision.picked.slot, now)?;
+            Ok(Chosen { decision, moved, source, expired })
+        });
+        let Chosen { decision, moved, source, expired } = chosen??;
+        let booked = Booked::new(&partition, decision.rank, claim.attempt(), now);
+        self.bookings.ended(&expired, BookingEnd::Expired, now);
+        booked.record(scratch.prompt.locals(), scratch.prompt.seqs());
+        let lease = match hold {
+            Hold::Unbound => None,
+            Hold::First(first) => Some(first.commit(decision.rank, &*self.clock)),
+            Hold::Bound(bound) if moved => bound.rebind(decision.rank, &*self.clock),
+            Hold::Bound(bound) => Some(bound.commit()),
+        };
+        booked.install(claim, lease)?;
+
+        let mut answer = decision.answer(&self.config, &partition, &scratch);
+        answer.kv_hint = source.and_then(|source| {
+            source.hint(partition.index.primary(), scratch.prompt.locals(), scratch.prompt.seqs(), Arc::clone(&id))
+        });
+        answer.selection_id = Some(id);
+        answer.sequence_hashes = Some(match request.prompt.sequence_hashes {
+            Some(given) if crate::selection::hash::token_view(&request.prompt).is_none() => given,
+            _ => scratch.prompt.sequence().iter().map(|hash| hash.cast_signed()).collect(),
+        });
+        answer.isl_tokens = Some(scratch.prompt.isl_tokens());
+        answer.track_prefill_tokens = Some(track);
+        Ok(answer)
+    }
+
+    /// The session of a request, when sessions are on and nothing else steers it.
+    fn steerable_session<'a>(&self, request: &'a SelectRequest) -> Option<&'a str> {
+        if self.config.session_affinity_ttl.is_none()
+            || request.steering.pinned_worker.is_some()
+            || request.steering.affinity_target.is_some()
+        {
+            return None;
+        }
+        let context = request.session_context.as_ref().map(|context| context.session_id.as_str());
+        context.or(request.session_id.as_deref())
+    }
+
+    async fn hold_session(
+        &self,
+        partition: &PartitionRef,
+        request: &SelectRequest,
+        deadline: Option<Moment>,
+    ) -> Result<Hold, SelectionError> {
+        let Some(id) = self.steerable_session(request) else { return Ok(Hold::Unbound) };
+        partition.sessions.hold(id, deadline, &*self.clock, |target| takes_bookings(partition, target)).await
+    }
+
+    /// Checks the prompt and looks it up, then passes the queue; the time is that of the decision.
+    async fn decide_when(
+        &self,
+        partition: &PartitionRef,
+        request: &SelectRequest,
+        advisory: bool,
+        deadline: Option<Moment>,
+    ) -> Result<(Scratch, Moment), SelectionError> {
+        let mut scratch = Scratch::take();
+        let scope = self.hashing_scope(partition, &request.prompt, request.router_config_override.as_ref())?;
+        scratch.prompt.prepare(&request.prompt, &scope, Purpose::Select)?;
+        check_pin(&request.steering)?;
+        if !advisory {
+            partition.admission.pass(deadline, &*self.clock).await?;
+        }
+        scratch.look_up(&partition.index);
+        Ok((scratch, self.clock.now()))
+    }
+
+    fn deadline(&self, steering: &Steering) -> Option<Moment> {
+        steering.deadline_ms.map(|ms| self.clock.now().after(Duration::from_millis(ms)))
+    }
+
+    fn pick(
+        &self,
+        partition: &Partition,
+        state: &mut PartitionState,
+        request: &SelectRequest,
+        affinity_target: Option<AffinityTarget>,
+        scratch: &Scratch,
+        now: Moment,
+    ) -> Result<Decision, SelectionError> {
+        let picked = state.pick(&PickRequest {
+            prompt_tokens: scratch.prompt.isl_tokens(),
+            sequence: scratch.prompt.sequence(),
+            track_prefill_tokens: self.tracks_prefill(request.router_config_override.as_ref()),
+            matches: &scratch.matches,
+            index: partition.index.primary(),
+            pinned_worker: request.steering.pinned_worker,
+            allowed_worker_ids: request.steering.allowed_worker_ids.as_ref(),
+            affinity_target,
+            constraints: &request.steering.routing_constraints,
+            overrides: request.router_config_override.as_ref(),
+            explain: request.explain,
+            now,
+        })?;
+        Decision::of(partition, state, scratch, picked)
+            .ok_or_else(|| SelectionError::Internal("selection policy chose a rank that does not exist".to_owned()))
+    }
+}
+
+/// What came out of the critical section of a booking.
+struct Chosen {
+    decision: Decision,
+    /// The session's rank left since it was held.
+    moved: bool,
+    source: Option<hints::FetchSource>,
+    expired: Vec<BookingId>,
+}
+
+/// Whether the session's rank left since it was held, so that the session moves along.
+///
+/// # Errors
+/// 400 when the rank is still there and another one was chosen: the session keeps its binding.
+fn session_moved(state: &PartitionState, hold: &Hold, decision: &Decision) -> Result<bool, SelectionError> {
+    let Hold::Bound(bound) = hold else { return Ok(false) };
+    match bound.check(decision.rank) {
+        Err(mismatch) if is_schedulable(&state.load, bound.target()) => Err(mismatch),
+        Err(_) => Ok(true),
+        Ok(()) => Ok(false),
+    }
+}
+
+/// A pin outside the allowed set is refused before it waits.
+fn check_pin(steering: &Steering) -> Result<(), SelectionError> {
+    match (&steering.pinned_worker, &steering.allowed_worker_ids) {
+        (Some(pin), Some(allowed)) if !allowed.contains(&pin.worker_id) => {
+            Err(SelectionError::BadRequest(format!("pinned worker {} is not in allowed worker set", pin.worker_id)))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A random UUID (version 4) in its usual spelling.
+fn generated_id() -> Arc<str> {
+    let mut buffer = uuid::Uuid::encode_buffer();
+    Arc::from(&*uuid::Uuid::new_v4().hyphenated().encode_lower(&mut buffer))
+}
