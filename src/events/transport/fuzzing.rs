@@ -44,3 +44,18 @@ pub fn zmtp(data: &[u8]) {
     }
     assert!(consumed_total <= stream.len());
 }
+
+#[cfg(test)]
+mod tests {
+    /// The seeds reach what they are named after, so that a fuzz run starts deep in the protocol.
+    #[test]
+    fn seeds_keep_the_limits() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz/seeds/zmtp");
+        let mut count = 0;
+        for entry in std::fs::read_dir(folder).unwrap() {
+            super::zmtp(&std::fs::read(entry.unwrap().path()).unwrap());
+            count += 1;
+        }
+        assert!(count >= 12, "{count} seeds");
+    }
+}
