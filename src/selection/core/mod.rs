@@ -2,42 +2,68 @@
 //!
 //! | file | verbs |
 //! |---|---|
-//! | `workers` | registration, snapshots, periodic work |
+//! | `workers` | registration of single workers |
+//! | `snapshots` | owners and their desired records |
+//! | `upkeep` | periodic work |
 //! | `requests` | selections, reservations, lifecycle, inspection |
 //! | `recovery` | the dump of all partitions |
 //!
-//! Lock order: catalog, then partition map, then one partition's state. Worker verbs serialise on the catalog's lock,
-//! which no selection takes.
+//! Lock order: applying, catalog, then partition map or records, then one partition's state. Worker verbs serialise on
+//! the catalog's lock, which no selection takes.
 
 mod bookings;
+mod reconcile;
 mod recovery;
 mod requests;
+mod snapshots;
+mod upkeep;
 mod workers;
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, AtomicU64, Ordering},
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
 };
 
 use hashbrown::{Equivalent, HashMap};
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
+
+use self::upkeep::Upkeep;
 
 pub use self::bookings::{BookingEnd, BookingIndex, EndedBookings};
 use super::{
+    catalog::Catalog,
     config::{ConfigError, SelectionConfig},
     error::SelectionError,
     identity::PartitionKey,
+    index::PrefixIndex,
     ingest::{EventSources, NoEventSources},
     moment::{Clock, SystemClock},
-    partition::PartitionRef,
+    partition::{Partition, PartitionRef, PolicyFactory},
     pending::PendingSelections,
+    policy::builtin,
+    worker::WorkerRecord,
 };
 
 /// The selection core.
 pub struct SelectionCore {
-    config: SelectionConfig,
+    config: Arc<SelectionConfig>,
     clock: Arc<dyn Clock>,
     sources: Arc<dyn EventSources>,
+    policies: Arc<PolicyFactory>,
+    instance_id: String,
+    /// Held from start to end of a snapshot; the catalog's lock is held in slices.
+    applying: Mutex<()>,
+    catalog: Mutex<Catalog>,
+    catalog_applied: AtomicBool,
+    /// What readers of the catalog see, by partition and id.
+    records: RwLock<BTreeMap<PartitionKey, BTreeMap<u64, Arc<WorkerRecord>>>>,
+    upkeep: Upkeep,
     /// Read by every request, written when a partition comes or goes.
     partitions: RwLock<HashMap<PartitionKey, PartitionRef>>,
     /// Schedulable workers anywhere.
@@ -89,16 +115,36 @@ impl SelectionCore {
         clock: Arc<dyn Clock>,
         sources: Arc<dyn EventSources>,
     ) -> Result<Arc<Self>, ConfigError> {
+        Self::try_new_with_policies(config, clock, sources, Arc::new(builtin::default_policy))
+    }
+
+    /// [`Self::try_new`] with policies of the host's: `policies` makes the instance of each partition.
+    ///
+    /// # Errors
+    /// A setting out of range.
+    pub fn try_new_with_policies(
+        config: SelectionConfig,
+        clock: Arc<dyn Clock>,
+        sources: Arc<dyn EventSources>,
+        policies: Arc<PolicyFactory>,
+    ) -> Result<Arc<Self>, ConfigError> {
         config.validate()?;
         Ok(Arc::new(Self {
+            upkeep: Upkeep::new(clock.now()),
             clock,
             sources,
+            policies,
+            instance_id: uuid::Uuid::new_v4().to_string(),
+            applying: Mutex::default(),
+            catalog: Mutex::default(),
+            catalog_applied: AtomicBool::new(false),
+            records: RwLock::default(),
             partitions: RwLock::default(),
             schedulable: AtomicU64::new(0),
             shutting_down: AtomicBool::new(false),
             bookings: Arc::default(),
             pending: PendingSelections::new(&config),
-            config,
+            config: Arc::new(config),
         }))
     }
 
@@ -152,5 +198,13 @@ impl SelectionCore {
             self.partitions.read().values().filter(|partition| filter.accepts(&partition.key)).cloned().collect();
         found.sort_by(|a, b| a.key.cmp(&b.key));
         found
+    }
+
+    /// Makes a partition without workers and shows it to requests. Call it under the catalog's lock.
+    fn create_partition(&self, key: PartitionKey, block_size: u32, recovered: Option<PrefixIndex>) -> PartitionRef {
+        let (config, now) = (&self.config, self.clock.now());
+        let partition = Arc::new(Partition::new(key.clone(), block_size, config, &self.policies, now, recovered));
+        self.partitions.write().insert(key, Arc::clone(&partition));
+        partition
     }
 }

@@ -1,91 +1,104 @@
-//! Verbs of workers: registration, snapshots, and periodic work.
+//! Verbs of workers over `/workers`: one record at a time.
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::Ordering};
 
 use super::{PartitionFilter, SelectionCore};
 use crate::selection::{
-    catalog::{CatalogDelta, CatalogError, CatalogReport, CatalogSnapshot, CatalogStatus},
+    catalog::{API_OWNER, Catalog},
     error::SelectionError,
-    worker::{WorkerPatch, WorkerRecord, WorkerRequest},
+    identity::PartitionKey,
+    worker::{Lifecycle, WorkerPatch, WorkerRecord, WorkerRequest, WorkerState},
 };
 
 impl SelectionCore {
-    /// Registers or replaces a worker (`POST /workers`).
+    /// Registers or replaces a worker (`POST /workers`). A worker that a snapshot owns is changed at once and restored
+    /// by the next [`Self::tick`].
     ///
     /// # Errors
-    /// 400 when `data_parallel_size` exceeds the maximum.
+    /// 400 when `data_parallel_size` exceeds the maximum or a weight is not finite; 503 while shutting down.
     pub fn upsert_worker(&self, request: WorkerRequest) -> Result<Arc<WorkerRecord>, SelectionError> {
-        let _ = request;
-        todo!()
+        self.refuse_when_shutting_down()?;
+        request.check_limits().map_err(SelectionError::BadRequest)?;
+        let mut catalog = self.catalog.lock();
+        let owner = owner_of(&catalog, request.worker_id);
+        let record = self.put(&mut catalog, Arc::new(request), WorkerState::Active, owner);
+        self.changed_by_api(&mut catalog, &record);
+        Ok(record)
     }
 
-    /// Changes fields of a worker.
+    /// Changes fields of a worker. Owned workers as in [`Self::upsert_worker`].
     ///
     /// # Errors
-    /// 404 unknown id; 400 as for upsert.
+    /// 404 unknown id; 400 and 503 as for upsert.
     pub fn patch_worker(&self, worker_id: u64, patch: WorkerPatch) -> Result<Arc<WorkerRecord>, SelectionError> {
-        let _ = (worker_id, patch);
-        todo!()
+        self.refuse_when_shutting_down()?;
+        let mut catalog = self.catalog.lock();
+        let entry = catalog.workers.get(&worker_id).ok_or_else(|| unknown(worker_id))?;
+        let (state, owner) = (entry.record.state, Arc::clone(&entry.record.owner));
+        let mut request = (*entry.record.request).clone();
+        request.fields.apply(patch);
+        request.check_limits().map_err(SelectionError::BadRequest)?;
+        let record = self.put(&mut catalog, Arc::new(request), state, owner);
+        self.changed_by_api(&mut catalog, &record);
+        Ok(record)
     }
 
-    /// Removes a worker; its blocks are gone when this returns.
+    /// Removes a worker; its blocks are gone when this returns. Owned workers as in [`Self::upsert_worker`].
     ///
     /// # Errors
     /// 404 unknown id.
     pub fn delete_worker(&self, worker_id: u64) -> Result<Arc<WorkerRecord>, SelectionError> {
-        let _ = worker_id;
-        todo!()
+        let mut catalog = self.catalog.lock();
+        let record = self.remove(&mut catalog, worker_id).ok_or_else(|| unknown(worker_id))?;
+        self.changed_by_api(&mut catalog, &record);
+        Ok(Arc::new(WorkerRecord {
+            lifecycle: Lifecycle::Unschedulable,
+            not_schedulable_reasons: Vec::new(),
+            ..(*record).clone()
+        }))
     }
 
-    /// All records, sorted by (model, group, id).
+    /// All records, sorted by (model, group, id). Waits for no other verb.
     pub fn workers(&self, filter: &PartitionFilter) -> Vec<Arc<WorkerRecord>> {
-        let _ = filter;
-        todo!()
+        let records = self.records.read();
+        let groups = records.iter().filter(|(key, _)| filter.accepts(key));
+        groups.flat_map(|(_, group)| group.values().cloned()).collect()
+    }
+
+    /// One record.
+    pub fn worker(&self, worker_id: u64) -> Option<Arc<WorkerRecord>> {
+        self.catalog.lock().workers.get(&worker_id).map(|entry| Arc::clone(&entry.record))
     }
 
     /// Workers anywhere that are schedulable.
     pub fn schedulable_workers(&self) -> u64 {
-        self.schedulable.load(std::sync::atomic::Ordering::Relaxed)
+        self.schedulable.load(Ordering::Relaxed)
     }
 
-    /// One owner's complete desired set; reconciled in one pass, one failing record does not stop the others.
-    /// `adopt`: take over the records of that owner.
-    ///
-    /// # Errors
-    /// [`CatalogError`].
-    pub fn apply_catalog(
-        &self,
-        owner: &str,
-        snapshot: CatalogSnapshot,
-        adopt: Option<&str>,
-    ) -> Result<CatalogReport, CatalogError> {
-        let _ = (owner, snapshot, adopt);
-        todo!()
+    /// Partitions whose last selection panicked: nothing can be selected there until one succeeds.
+    pub fn failing_partitions(&self) -> Vec<PartitionKey> {
+        let partitions = self.partitions(&PartitionFilter::default());
+        partitions.iter().filter(|partition| partition.is_failing()).map(|partition| partition.key.clone()).collect()
     }
 
-    /// A change to an owner's desired set.
-    ///
-    /// # Errors
-    /// [`CatalogError`].
-    pub fn apply_catalog_delta(&self, owner: &str, delta: CatalogDelta) -> Result<CatalogReport, CatalogError> {
-        let _ = (owner, delta);
-        todo!()
+    /// An owned worker that the API changed is restored by the next tick.
+    fn changed_by_api(&self, catalog: &mut Catalog, record: &WorkerRecord) {
+        if let Some(owner) = catalog.owners.get_mut(&*record.owner) {
+            owner.dirty.insert(record.request.worker_id);
+        }
+        self.retry_freed(catalog);
     }
+}
 
-    /// All owners.
-    pub fn catalog(&self) -> CatalogStatus {
-        todo!()
-    }
+fn unknown(worker_id: u64) -> SelectionError {
+    SelectionError::NotFound(format!("worker {worker_id} not found"))
+}
 
-    /// Says why an owner's source is behind, or that it no longer is.
-    pub fn set_source_error(&self, owner: &str, error: Option<String>) {
-        let _ = (owner, error);
-        todo!()
+/// Who owns the id: its live worker's owner, else an owner that wants it, else the API.
+fn owner_of(catalog: &Catalog, worker_id: u64) -> Arc<str> {
+    if let Some(entry) = catalog.workers.get(&worker_id) {
+        return Arc::clone(&entry.record.owner);
     }
-
-    /// Periodic work: expiry of bookings, sessions and approximate blocks, index sweeps, incomplete owned workers,
-    /// drained workers. Call it about every 100 ms; each part keeps its own period.
-    pub fn tick(&self) {
-        todo!()
-    }
+    let wanting = catalog.owners.iter().find(|(_, owner)| owner.desired.contains_key(&worker_id));
+    wanting.map_or_else(|| Arc::from(API_OWNER), |(name, _)| Arc::clone(name))
 }

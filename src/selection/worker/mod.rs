@@ -1,8 +1,18 @@
-//! What is said about a worker: the request that registers it, the patch, and the record the catalog shows.
+//! What is said about a worker: the request that registers it, the patch, the record the catalog shows, and the checks
+//! between them.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod checks;
+mod rank_map;
+mod record;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use serde::{Deserialize, Serialize};
+
+pub(super) use self::checks::{RankSource, WorkerPlan};
 
 use super::identity::PartitionKey;
 
@@ -23,6 +33,17 @@ pub enum WorkerRole {
     /// Does all of it.
     #[default]
     Aggregated,
+}
+
+impl std::fmt::Display for WorkerRole {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+            Self::Encode => "encode",
+            Self::Aggregated => "aggregated",
+        })
+    }
 }
 
 /// Whether a worker takes new bookings.
@@ -63,7 +84,7 @@ pub struct WorkerFields {
     /// Event endpoint of the single rank of a one-rank worker.
     pub kv_events_endpoint: Option<String>,
     /// Event endpoint by rank; wins over the scalar when not empty.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "rank_map::deserialize")]
     pub kv_events_endpoints: BTreeMap<u32, String>,
     /// Replay endpoint of a one-rank worker.
     pub replay_endpoint: Option<String>,
@@ -95,13 +116,13 @@ pub struct WorkerFields {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub router_hint_worker_type: Option<String>,
     /// Control endpoint by rank that a KV hint names as source.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "rank_map::deserialize")]
     pub router_hint_source_control_endpoints: BTreeMap<u32, String>,
     /// How the worker's events are produced; `state_agent_v2` is never a hint source.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_event_source_mode: Option<String>,
     /// Ours: replay endpoint by rank; wins over the scalar when not empty.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "rank_map::deserialize")]
     pub replay_endpoints: BTreeMap<u32, String>,
     /// Ours: role; a partition has one. Aggregated when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -140,6 +161,7 @@ impl WorkerRequest {
 pub struct WorkerPatch {
     pub endpoint: Option<String>,
     pub kv_events_endpoint: Option<String>,
+    #[serde(deserialize_with = "rank_map::deserialize_option")]
     pub kv_events_endpoints: Option<BTreeMap<u32, String>>,
     pub replay_endpoint: Option<String>,
     pub block_size: Option<u32>,
@@ -155,8 +177,10 @@ pub struct WorkerPatch {
     pub kv_transfer_enforcement: Option<KvTransferEnforcement>,
     pub kv_transfer_preferred_weight: Option<f32>,
     pub router_hint_worker_type: Option<String>,
+    #[serde(deserialize_with = "rank_map::deserialize_option")]
     pub router_hint_source_control_endpoints: Option<BTreeMap<u32, String>>,
     pub kv_event_source_mode: Option<String>,
+    #[serde(deserialize_with = "rank_map::deserialize_option")]
     pub replay_endpoints: Option<BTreeMap<u32, String>>,
     pub worker_role: Option<WorkerRole>,
 }
@@ -181,13 +205,13 @@ pub enum Lifecycle {
 #[derive(Clone, Debug, PartialEq)]
 pub struct WorkerRecord {
     /// What was sent.
-    pub request: WorkerRequest,
+    pub request: Arc<WorkerRequest>,
     /// Where it stands.
     pub lifecycle: Lifecycle,
     /// Why it is not schedulable; empty when it is.
     pub not_schedulable_reasons: Vec<String>,
     /// Who registered it: `api`, `file.<name>`, `k8s.<namespace>.<set>`. Shown by `GET /catalog?workers=true` only.
-    pub owner: String,
+    pub owner: Arc<str>,
     /// Active or draining, as its owner wants it.
     pub state: WorkerState,
 }

@@ -1,7 +1,10 @@
 //! The catalog: every worker record, who owns it, and where it stands (design sections 5 and 6).
 
+mod state;
+
 use serde::{Deserialize, Serialize};
 
+pub(super) use self::state::{Attached, Catalog, Desired, Entry, Stream};
 use super::worker::{Lifecycle, WorkerRequest, WorkerState};
 
 /// One desired record of a snapshot.
@@ -35,7 +38,7 @@ pub struct CatalogSnapshot {
     pub version: SnapshotVersion,
     /// XXH3-128 over the records sorted by id, state included, as the source computed it; opaque here.
     pub digest: String,
-    /// Every record; an empty list removes the owner.
+    /// Every record; an empty list removes the owner, whose version stays known.
     pub workers: Vec<DesiredWorker>,
 }
 
@@ -58,13 +61,16 @@ pub struct CatalogDelta {
     pub delete: Vec<u64>,
 }
 
+/// The owner of workers that `POST /workers` registered.
+pub const API_OWNER: &str = "api";
+
 /// What became of one record.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
 pub struct WorkerOutcome {
     /// Worker.
     pub worker_id: u64,
-    /// Where it stands; absent when rejected.
+    /// Where it stands; absent when rejected. `unschedulable` is a draining worker whose last booking has ended.
     pub lifecycle: Option<Lifecycle>,
     /// Why it is not schedulable, or `rejected: owned by X`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -143,4 +149,16 @@ pub enum CatalogError {
     /// The service failed (500).
     #[error("{0}")]
     Internal(String),
+}
+
+impl CatalogError {
+    /// A stable word for metrics.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Stale { .. } => "stale",
+            Self::BaseMismatch { .. } => "base_mismatch",
+            Self::Invalid(_) => "invalid",
+            Self::Internal(_) => "internal",
+        }
+    }
 }

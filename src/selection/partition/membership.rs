@@ -1,0 +1,102 @@
+//! Workers that join and leave a partition: the load tracker's ranks and the index's slots change together, under the
+//! partition's lock, so that no pick sees one without the other.
+
+use std::sync::Arc;
+
+use super::{Partition, PartitionTraits};
+use crate::selection::{
+    error::SelectionError,
+    identity::WorkerWithDpRank,
+    load::{BookingId, WorkerFacts},
+};
+
+/// Ranks registered in one hold of the lock: a worker of many ranks does not hold up selections.
+const RANKS_AT_ONCE: usize = 256;
+
+/// Why a worker could not join; none of its ranks is registered then.
+#[derive(Debug)]
+pub(in crate::selection) enum JoinError {
+    /// The index holds as many ranks as it can.
+    Full,
+    /// The partition panicked.
+    Failed(SelectionError),
+}
+
+impl Partition {
+    /// Fixes the traits with the first worker; later calls change nothing.
+    pub(in crate::selection) fn settle(&self, traits: PartitionTraits) {
+        if self.traits.set(traits).is_ok() {
+            // A policy that panics while it is made leaves the state to be rebuilt, which makes it again.
+            let _contained = self.with_state(|state| state.set_role(traits.role));
+        }
+    }
+
+    /// What the first worker fixed.
+    pub(in crate::selection) fn traits(&self) -> Option<PartitionTraits> {
+        self.traits.get().copied()
+    }
+
+    /// Whether `worker_id` is the only worker.
+    pub(in crate::selection) fn is_only_worker(&self, worker_id: u64) -> bool {
+        self.state.lock().workers.keys().all(|&id| id == worker_id)
+    }
+
+    /// Whether nobody joined.
+    pub(in crate::selection) fn has_no_worker(&self) -> bool {
+        self.state.lock().workers.is_empty()
+    }
+
+    /// Registers a worker or replaces its facts. Ranks it no longer has leave first; bookings of those that stay are
+    /// kept. Returns bookings that ended.
+    pub(in crate::selection) fn join(&self, facts: &Arc<WorkerFacts>) -> (Vec<BookingId>, Result<(), JoinError>) {
+        let worker_id = facts.worker_id;
+        let known = self.with_state(|state| {
+            let known = state.workers.insert(worker_id, Arc::clone(facts)).map_or(0..0, |old| old.ranks.clone());
+            let mut ended = Vec::new();
+            for dp_rank in known.clone().filter(|rank| !facts.ranks.contains(rank)) {
+                let rank = WorkerWithDpRank::new(worker_id, dp_rank);
+                ended.append(&mut state.load.remove_rank(rank));
+                self.index.unbind_slot(rank);
+            }
+            (known, ended)
+        });
+        let (known, mut ended) = match known {
+            Ok(known) => known,
+            Err(error) => return (self.leave(worker_id), Err(JoinError::Failed(error))),
+        };
+        let ranks: Vec<u32> = facts.ranks.clone().collect();
+        for ranks in ranks.chunks(RANKS_AT_ONCE) {
+            let joined = self.with_state(|state| {
+                ranks.iter().all(|&dp_rank| {
+                    let rank = WorkerWithDpRank::new(worker_id, dp_rank);
+                    let slot = state.load.upsert_rank(rank, Arc::clone(facts));
+                    known.contains(&dp_rank) || self.index.bind_slot(rank, slot)
+                })
+            });
+            let error = match joined {
+                Ok(true) => continue,
+                Ok(false) => JoinError::Full,
+                Err(error) => JoinError::Failed(error),
+            };
+            ended.append(&mut self.leave(worker_id));
+            return (ended, Err(error));
+        }
+        (ended, Ok(()))
+    }
+
+    /// Takes every rank of a worker out of selection; what the index holds for it stays. Returns bookings that ended.
+    pub(in crate::selection) fn leave(&self, worker_id: u64) -> Vec<BookingId> {
+        let left = self.with_state(|state| {
+            let Some(facts) = state.workers.remove(&worker_id) else { return Vec::new() };
+            let mut ended = Vec::new();
+            for dp_rank in facts.ranks.clone() {
+                let rank = WorkerWithDpRank::new(worker_id, dp_rank);
+                ended.append(&mut state.load.remove_rank(rank));
+                self.index.unbind_slot(rank);
+            }
+            ended
+        });
+        // After a panic the state was rebuilt without the worker.
+        left.unwrap_or_default()
+    }
+}

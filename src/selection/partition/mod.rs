@@ -1,0 +1,173 @@
+//! One partition: index, load, queue, policy and sessions of a `(model_name, routing_group)` under one roof.
+//!
+//! The index is read without a lock. Pick and book are one critical section inside [`Partition::with_state`], which is
+//! never held across an await. A panic inside it fails that call only; the state is rebuilt before the next one.
+//!
+//! Created with the first worker that can join, or by recovery; removed when its last worker leaves.
+
+mod index;
+mod membership;
+mod state;
+
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use parking_lot::Mutex;
+
+pub(super) use self::membership::JoinError;
+pub use self::{
+    index::PartitionIndex,
+    state::{Health, PartitionState, PolicyFactory, PolicyScope},
+};
+use super::{
+    config::SelectionConfig,
+    error::SelectionError,
+    identity::{PartitionKey, WorkerWithDpRank},
+    index::PrefixIndex,
+    ingest::Trust,
+    moment::Moment,
+    queue::Admission,
+    sessions::SessionTable,
+    worker::WorkerRole,
+};
+
+/// A partition.
+pub struct Partition {
+    /// Its name.
+    pub key: PartitionKey,
+    /// Tokens a block, fixed while the partition lives.
+    pub block_size: u32,
+    /// Cache knowledge.
+    pub index: PartitionIndex,
+    /// Session affinity.
+    pub sessions: SessionTable,
+    /// What non-advisory selections pass before their pick.
+    pub admission: Admission,
+    /// Set by the first worker; absent in a recovered partition that nobody joined yet.
+    traits: OnceLock<PartitionTraits>,
+    schedulable: AtomicU64,
+    /// Ranks that are not fully trusted.
+    distrusted: Mutex<HashMap<WorkerWithDpRank, Trust>>,
+    health: Arc<Health>,
+    state: Mutex<PartitionState>,
+}
+
+/// Shared handle.
+pub type PartitionRef = Arc<Partition>;
+
+/// What the first worker fixes besides the block size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PartitionTraits {
+    /// Blocks are hashed with one look-ahead token.
+    pub is_eagle: bool,
+    /// Role of all workers.
+    pub role: WorkerRole,
+}
+
+impl fmt::Debug for Partition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Partition")
+            .field("key", &self.key)
+            .field("block_size", &self.block_size)
+            .field("traits", &self.traits.get())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Partition {
+    /// A partition without workers. `recovered` is what its index starts with.
+    pub(super) fn new(
+        key: PartitionKey,
+        block_size: u32,
+        config: &Arc<SelectionConfig>,
+        policies: &Arc<PolicyFactory>,
+        now: Moment,
+        recovered: Option<PrefixIndex>,
+    ) -> Self {
+        let health = Arc::new(Health::default());
+        let scope = PolicyScope { key: key.clone(), block_size, role: WorkerRole::default() };
+        Self {
+            block_size,
+            index: PartitionIndex::new(config, now, recovered),
+            sessions: SessionTable::new(config),
+            admission: Admission::default(),
+            traits: OnceLock::new(),
+            schedulable: AtomicU64::new(0),
+            distrusted: Mutex::default(),
+            state: Mutex::new(PartitionState::new(scope, config, Arc::clone(policies), Arc::clone(&health))),
+            health,
+            key,
+        }
+    }
+
+    /// Blocks are hashed with one look-ahead token.
+    pub fn is_eagle(&self) -> bool {
+        self.traits.get().is_some_and(|traits| traits.is_eagle)
+    }
+
+    /// Role of its workers; `None` until the first joined.
+    pub fn role(&self) -> Option<WorkerRole> {
+        self.traits.get().map(|traits| traits.role)
+    }
+
+    /// Workers that are schedulable (draining ones are not).
+    pub fn schedulable_workers(&self) -> u64 {
+        self.schedulable.load(Ordering::Relaxed)
+    }
+
+    /// How far the blocks indexed for `rank` can be believed.
+    pub fn trust(&self, rank: WorkerWithDpRank) -> Trust {
+        self.distrusted.lock().get(&rank).copied().unwrap_or_default()
+    }
+
+    /// Panics contained since the partition exists.
+    pub fn panics(&self) -> u64 {
+        self.health.panics()
+    }
+
+    /// Whether the last selection of the partition panicked: it cannot select now.
+    pub fn is_failing(&self) -> bool {
+        self.health.is_failing()
+    }
+
+    /// Runs `f` on the state, in mutual exclusion.
+    ///
+    /// # Errors
+    /// `Internal` when `f` panics. The state is rebuilt from the registered workers then; live bookings are lost.
+    pub fn with_state<R>(&self, f: impl FnOnce(&mut PartitionState) -> R) -> Result<R, SelectionError> {
+        let mut state = self.state.lock();
+        state.contain(&self.index, f).ok_or_else(|| {
+            tracing::error!(partition = %self.key, "partition panicked; its state was rebuilt, its bookings are lost");
+            SelectionError::Internal(format!("partition {} failed and was rebuilt", self.key))
+        })
+    }
+
+    pub(super) fn health(&self) -> &Health {
+        &self.health
+    }
+
+    pub(super) fn set_trust(&self, rank: WorkerWithDpRank, trust: Trust) {
+        let mut distrusted = self.distrusted.lock();
+        match trust {
+            Trust::Full => distrusted.remove(&rank),
+            Trust::Partial => distrusted.insert(rank, trust),
+        };
+    }
+
+    pub(super) fn add_schedulable(&self) {
+        self.schedulable.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn remove_schedulable(&self) {
+        self.schedulable.fetch_sub(1, Ordering::Relaxed);
+    }
+}

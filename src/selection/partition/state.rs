@@ -1,0 +1,197 @@
+//! What the partition's lock guards, and how a panic under that lock is contained.
+
+use std::{
+    collections::HashMap,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
+
+use super::PartitionIndex;
+use crate::selection::{
+    config::SelectionConfig,
+    error::SelectionError,
+    identity::{PartitionKey, WorkerWithDpRank},
+    load::{BookingId, LoadConfig, LoadTracker, WorkerFacts},
+    policy::{PickRequest, Picked, SelectionPolicy},
+    worker::WorkerRole,
+};
+
+/// Picks that may panic in a row before the load tracker is suspected and rebuilt too.
+const PANICS_BEFORE_REBUILD: u32 = 3;
+
+/// What a policy instance is made for.
+#[derive(Clone, Debug)]
+pub struct PolicyScope {
+    /// The partition.
+    pub key: PartitionKey,
+    /// Tokens a block.
+    pub block_size: u32,
+    /// Role of its workers.
+    pub role: WorkerRole,
+}
+
+/// Makes the policy instance of a partition; called again after a panic in one.
+pub type PolicyFactory = dyn Fn(&SelectionConfig, &PolicyScope) -> Box<dyn SelectionPolicy> + Send + Sync;
+
+/// Counts contained panics of a partition.
+#[derive(Debug, Default)]
+pub struct Health {
+    panics: AtomicU64,
+    failing: AtomicBool,
+}
+
+impl Health {
+    /// Panics so far.
+    pub fn panics(&self) -> u64 {
+        self.panics.load(Ordering::Relaxed)
+    }
+
+    /// Whether the last selection panicked.
+    pub fn is_failing(&self) -> bool {
+        self.failing.load(Ordering::Relaxed)
+    }
+
+    /// Runs `f`; `None` when it panicked.
+    pub(in crate::selection) fn contain<R>(&self, f: impl FnOnce() -> R) -> Option<R> {
+        let result = catch_unwind(AssertUnwindSafe(f)).ok();
+        if result.is_none() {
+            self.count();
+        }
+        result
+    }
+
+    fn count(&self) {
+        self.panics.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// What the partition's lock guards.
+pub struct PartitionState {
+    /// Ranks and bookings.
+    pub load: LoadTracker,
+    /// Ties and random hashes.
+    pub rng: fastrand::Rng,
+    /// Registered workers by id, draining ones included. Their ranks are exactly those of `load`.
+    pub workers: HashMap<u64, Arc<WorkerFacts>>,
+    policy: Box<dyn SelectionPolicy>,
+    policies: Arc<PolicyFactory>,
+    scope: PolicyScope,
+    config: Arc<SelectionConfig>,
+    health: Arc<Health>,
+    failed_picks: u32,
+    /// The tracker is suspect: to be rebuilt before it is used again.
+    broken: bool,
+    /// Bookings that rebuilding lost, until somebody asks.
+    lost: Vec<BookingId>,
+}
+
+impl PartitionState {
+    pub(super) fn new(
+        scope: PolicyScope,
+        config: &Arc<SelectionConfig>,
+        policies: Arc<PolicyFactory>,
+        health: Arc<Health>,
+    ) -> Self {
+        Self {
+            load: new_tracker(&scope, config),
+            rng: config.seed.map_or_else(fastrand::Rng::new, fastrand::Rng::with_seed),
+            workers: HashMap::new(),
+            policy: policies(config, &scope),
+            policies,
+            scope,
+            config: Arc::clone(config),
+            health,
+            failed_picks: 0,
+            broken: false,
+            lost: Vec::new(),
+        }
+    }
+
+    /// Asks the policy. A panic inside it costs the policy instance, not the bookings.
+    ///
+    /// # Errors
+    /// What the policy says; `Internal` when it panics.
+    pub fn pick(&mut self, request: &PickRequest<'_>) -> Result<Picked, SelectionError> {
+        let (policy, load, rng) = (&mut self.policy, &mut self.load, &mut self.rng);
+        if let Some(picked) = self.health.contain(|| policy.pick(request, load, rng)) {
+            if self.failed_picks > 0 {
+                self.failed_picks = 0;
+                self.health.failing.store(false, Ordering::Relaxed);
+            }
+            return picked;
+        }
+        self.health.failing.store(true, Ordering::Relaxed);
+        self.failed_picks = self.failed_picks.saturating_add(1);
+        // One instance may be at fault, a row of them hints at the tracker they read.
+        self.broken |= self.failed_picks.is_multiple_of(PANICS_BEFORE_REBUILD);
+        self.policy = (self.policies)(&self.config, &self.scope);
+        Err(SelectionError::Internal(format!("selection policy of {} failed", self.scope.key)))
+    }
+
+    /// Bookings lost when the state was rebuilt, once.
+    pub fn take_lost(&mut self) -> Vec<BookingId> {
+        std::mem::take(&mut self.lost)
+    }
+
+    /// Sets the role of the workers, which may choose another policy.
+    pub(super) fn set_role(&mut self, role: WorkerRole) {
+        if self.scope.role != role {
+            self.scope.role = role;
+            self.policy = (self.policies)(&self.config, &self.scope);
+        }
+    }
+
+    /// Runs `f`; `None` when it panicked and the state was rebuilt.
+    pub(super) fn contain<R>(&mut self, index: &PartitionIndex, f: impl FnOnce(&mut Self) -> R) -> Option<R> {
+        if self.broken {
+            self.try_rebuild(index);
+        }
+        let result = catch_unwind(AssertUnwindSafe(|| f(self))).ok();
+        if result.is_none() {
+            self.health.count();
+            self.broken = true;
+        }
+        if self.broken {
+            self.try_rebuild(index);
+        }
+        result
+    }
+
+    /// A panic here leaves the mark, so that the next caller tries again.
+    fn try_rebuild(&mut self, index: &PartitionIndex) {
+        match catch_unwind(AssertUnwindSafe(|| self.rebuild(index))) {
+            Ok(()) => self.broken = false,
+            Err(_) => self.health.count(),
+        }
+    }
+
+    fn rebuild(&mut self, index: &PartitionIndex) {
+        let mut suspect = std::mem::replace(&mut self.load, new_tracker(&self.scope, &self.config));
+        // What it still knows of its bookings; it may panic again over them.
+        for facts in self.workers.values() {
+            for dp_rank in facts.ranks.clone() {
+                let rank = WorkerWithDpRank::new(facts.worker_id, dp_rank);
+                let lost = catch_unwind(AssertUnwindSafe(|| suspect.remove_rank(rank)));
+                self.lost.extend(lost.into_iter().flatten());
+            }
+        }
+        self.policy = (self.policies)(&self.config, &self.scope);
+        for facts in self.workers.values() {
+            for dp_rank in facts.ranks.clone() {
+                let rank = WorkerWithDpRank::new(facts.worker_id, dp_rank);
+                index.unbind_slot(rank);
+                let slot = self.load.upsert_rank(rank, Arc::clone(facts));
+                if !index.bind_slot(rank, slot) {
+                    self.load.remove_rank(rank);
+                }
+            }
+        }
+    }
+}
+
+fn new_tracker(scope: &PolicyScope, config: &SelectionConfig) -> LoadTracker {
+    LoadTracker::new(LoadConfig { block_size: scope.block_size, expiry: config.active_request_expiry })
+}
