@@ -10,12 +10,12 @@ use std::{
 
 /// An enum whose variants have a word each, for metrics and answers.
 macro_rules! words {
-    ($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $word:literal,)+ }) => {
+    ($(#[$meta:meta])* $name:ident { $(#[doc = $doc:literal] $variant:ident = $word:literal,)+ }) => {
         $(#[$meta])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(usize)]
         pub enum $name {
-            $($(#[$doc])* $variant,)+
+            $(#[doc = $doc] $variant,)+
         }
 
         impl $name {
@@ -26,6 +26,13 @@ macro_rules! words {
             pub fn as_str(self) -> &'static str {
                 match self {
                     $(Self::$variant => $word,)+
+                }
+            }
+
+            /// What it counts, in a sentence.
+            pub fn help(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $doc.trim_ascii(),)+
                 }
             }
         }
@@ -150,6 +157,11 @@ impl Tally {
     /// Drops for `reason`.
     pub fn dropped(&self, reason: DropReason) -> u64 {
         self.drops[reason as usize]
+    }
+
+    /// Reasons for which something was dropped.
+    pub fn reasons(&self) -> impl Iterator<Item = DropReason> {
+        DropReason::ALL.into_iter().filter(|&reason| self.dropped(reason) > 0)
     }
 }
 

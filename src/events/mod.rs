@@ -2,7 +2,13 @@
 
 pub mod counts;
 pub mod decode;
+pub mod listener;
+mod metrics;
 pub mod normalise;
+mod position;
+mod replay;
+pub mod status;
+pub mod supervisor;
 #[cfg(test)]
 mod testing;
 pub mod transport;

@@ -1,0 +1,297 @@
+//! One listener: follows the event stream of one rank and keeps the index equal to the engine's cache (spec index 4,
+//! design 9.5).
+//!
+//! Invariants: batches are applied in stream order, each at most once; every wait on a peer has a limit, so no replay
+//! socket can stop the live stream for good; what was learned from a publisher is forgotten with it.
+
+mod backlog;
+mod batches;
+mod recovery;
+#[cfg(test)]
+mod tests;
+
+use std::{convert::Infallible, sync::Arc, time::Duration};
+
+use tokio::{
+    sync::watch,
+    task::coop::consume_budget,
+    time::{Instant, sleep_until},
+};
+
+use super::{
+    counts::{Count, DropReason, Tally},
+    normalise::{EventTarget, RankMemories},
+    position::{Position, Refill, Verdict},
+    replay::{self, ReplayConfig},
+    status::{ListenerState, Shared},
+    transport::{Message, Subscriber, SubscriberEvent, TransportConfig, TransportError},
+};
+use crate::selection::ingest::Trust;
+use backlog::Backlog;
+
+/// First pause before a replay socket that did not answer is tried again, unless the stream goes on; doubles.
+const FIRST_RETRY: Duration = Duration::from_secs(2);
+
+/// Longest such pause.
+const LAST_RETRY: Duration = Duration::from_secs(60);
+
+/// Settings of listeners.
+#[derive(Clone, Debug)]
+pub struct ListenerConfig {
+    /// The sockets.
+    pub transport: TransportConfig,
+    /// Replay deadlines.
+    pub replay: ReplayConfig,
+    /// Live messages set aside while a replay runs; beyond it the subscriber's own queue fills.
+    pub backlog_messages: usize,
+    /// Their bytes.
+    pub backlog_bytes: usize,
+    /// First pause before a failed listener starts again; doubles.
+    pub restart_min: Duration,
+    /// Longest such pause.
+    pub restart_max: Duration,
+}
+
+impl Default for ListenerConfig {
+    fn default() -> Self {
+        Self {
+            transport: TransportConfig::default(),
+            replay: ReplayConfig::default(),
+            backlog_messages: 1 << 16,
+            backlog_bytes: 64 << 20,
+            restart_min: Duration::from_millis(200),
+            restart_max: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Follows one stream.
+#[derive(Debug)]
+pub(super) struct Listener<T> {
+    shared: Arc<Shared>,
+    target: T,
+    config: Arc<ListenerConfig>,
+    gate: watch::Receiver<bool>,
+    position: Position,
+    memories: RankMemories,
+    trust: Trust,
+    backlog: Backlog,
+    /// The live number up to which a replay was already tried, and whether it was answered.
+    tried: Option<(u64, bool)>,
+    /// The connection ended while a gap was being filled: what is left of it comes by the next replay.
+    adrift: bool,
+    /// When to try a replay socket again that did not answer.
+    owed: Option<Instant>,
+    retry: Duration,
+}
+
+impl<T: EventTarget> Listener<T> {
+    /// A listener that has seen nothing. It reads once `gate` holds `true`.
+    pub fn new(shared: Arc<Shared>, target: T, config: Arc<ListenerConfig>, gate: watch::Receiver<bool>) -> Self {
+        let backlog = Backlog::new(config.backlog_messages, config.backlog_bytes);
+        Self {
+            shared,
+            target,
+            config,
+            gate,
+            position: Position::default(),
+            memories: RankMemories::default(),
+            trust: Trust::default(),
+            backlog,
+            tried: None,
+            adrift: false,
+            owed: None,
+            retry: FIRST_RETRY,
+        }
+    }
+
+    /// Listens until dropped. Position and memory outlive it, so it can be called again after a failure.
+    ///
+    /// # Errors
+    /// The endpoint cannot be used.
+    pub async fn run(&mut self) -> Result<Infallible, TransportError> {
+        self.backlog.clear();
+        self.lost_connection();
+        let source = &self.shared.source;
+        let mut subscriber = Subscriber::connect(&source.endpoint, &[b""], self.config.transport.clone())?;
+        if self.gate.wait_for(|open| *open).await.is_err() {
+            // Nobody is left who could open it.
+            std::future::pending::<()>().await;
+        }
+        self.shared.set_state(ListenerState::Connecting);
+        loop {
+            consume_budget().await;
+            let event = match self.backlog.pop() {
+                Some(event) => event,
+                None => tokio::select! {
+                    event = subscriber.recv() => event,
+                    () = until(self.owed) => {
+                        self.catch_up(&mut subscriber).await;
+                        continue;
+                    }
+                },
+            };
+            match event {
+                SubscriberEvent::Connected => {
+                    self.shared.count(Count::Connects);
+                    self.shared.set_state(ListenerState::Live);
+                    self.adrift = false;
+                    if self.shared.source.replay_endpoint.is_some() {
+                        self.catch_up(&mut subscriber).await;
+                    }
+                }
+                SubscriberEvent::Disconnected(error) => {
+                    self.shared.set_state(ListenerState::Connecting);
+                    self.shared.set_error(format!("publisher: {}", describe(&error)));
+                    self.lost_connection();
+                }
+                SubscriberEvent::Dropped(n) => {
+                    let mut tally = Tally::default();
+                    tally.drop(DropReason::Overflow, n);
+                    self.shared.add(&tally);
+                }
+                SubscriberEvent::Message(message) => self.live(&mut subscriber, message).await,
+            }
+            self.shared.set_lag(self.backlog.len());
+        }
+    }
+
+    /// Applying a batch panicked: it may be applied in part.
+    pub fn panicked(&mut self) {
+        self.set_trust(Trust::Partial);
+    }
+
+    /// What the numbers of the next connection are held against.
+    fn lost_connection(&mut self) {
+        self.position.disconnected();
+        self.tried = None;
+        self.adrift = false;
+        self.owed = None;
+        self.shared.set_position(self.position.at(), None);
+    }
+
+    /// Deals with one live message.
+    async fn live(&mut self, subscriber: &mut Subscriber, message: Message) {
+        let Some((seq, payload)) = live_frames(&message) else {
+            return self.dropped(DropReason::Framing);
+        };
+        if self.adrift {
+            return;
+        }
+        self.owed = None;
+        let tried = self.tried.take();
+        let mark = replay::fingerprint(payload);
+        let mut verdict = self.position.judge(seq, mark);
+        if verdict == Verdict::Restart {
+            self.restarted();
+            verdict = self.position.judge(seq, mark);
+        }
+        if matches!(verdict, Verdict::Gap { .. }) {
+            self.shared.count(Count::Gaps);
+            let answered = match tried {
+                Some((up_to, answered)) if up_to == seq => answered,
+                _ if self.shared.source.replay_endpoint.is_some() => {
+                    let mut refill = Refill::missing(&self.position);
+                    refill.live_at(seq);
+                    let outcome = self.refill(subscriber, refill).await;
+                    if outcome.disconnected {
+                        // Not lost yet: the replay of the next connection brings this batch too.
+                        self.adrift = true;
+                        return;
+                    }
+                    outcome.answered
+                }
+                _ => false,
+            };
+            // Replay may have gone past it.
+            verdict = self.position.judge(seq, mark);
+            if let Verdict::Gap { from } = verdict {
+                self.unfilled(from, seq, answered);
+            }
+        }
+        self.position.saw_live(seq);
+        match verdict {
+            Verdict::Duplicate => self.dropped(DropReason::Duplicate),
+            _ => self.apply(seq, mark, payload),
+        }
+        self.shared.set_position(self.position.at(), self.position.last_live());
+    }
+
+    /// The publisher is a new process with an empty cache.
+    fn restarted(&mut self) {
+        let source = &self.shared.source;
+        tracing::info!(
+            worker_id = source.worker_id,
+            dp_rank = source.dp_rank,
+            endpoint = %source.endpoint,
+            position = self.position.at(),
+            "event publisher restarted; its blocks are forgotten"
+        );
+        self.shared.count(Count::PublisherRestarts);
+        self.target.reset();
+        self.memories.forget();
+        self.position.restart();
+        self.set_trust(Trust::Full);
+    }
+
+    /// Batches `from..upto` are lost for good. Where a replay socket answers, the blocks of before are forgotten and
+    /// the rank is rebuilt from what comes now; where there is none, they stay and are believed less.
+    fn unfilled(&mut self, from: u64, upto: u64, answered: bool) {
+        let source = &self.shared.source;
+        let held = answered && self.position.at().is_some();
+        tracing::warn!(
+            worker_id = source.worker_id,
+            dp_rank = source.dp_rank,
+            from,
+            upto,
+            forgotten = held,
+            "event batches are lost"
+        );
+        self.shared.count(Count::UnfilledGaps);
+        if held {
+            self.target.reset();
+        }
+        self.set_trust(Trust::Partial);
+    }
+
+    fn set_trust(&mut self, trust: Trust) {
+        if self.trust != trust {
+            self.trust = trust;
+            self.shared.set_trust(trust);
+            self.target.set_trust(trust);
+        }
+    }
+
+    fn dropped(&self, reason: DropReason) {
+        let mut tally = Tally::default();
+        tally.drop(reason, 1);
+        self.shared.add(&tally);
+    }
+}
+
+/// Topic, 8-byte number, payload; anything else is no message of a stream.
+fn live_frames(message: &Message) -> Option<(u64, &[u8])> {
+    match &message[..] {
+        [_topic, seq, payload] => Some((replay::sequence(seq)?, payload)),
+        _ => None,
+    }
+}
+
+async fn until(moment: Option<Instant>) {
+    match moment {
+        Some(moment) => sleep_until(moment).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// An error with its causes.
+fn describe(error: &TransportError) -> String {
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}

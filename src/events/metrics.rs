@@ -1,0 +1,61 @@
+//! The events' part of `GET /metrics`, collected when asked for.
+//!
+//! Invariant: labels are reasons and states; their number does not depend on workers.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeMetric},
+    metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
+};
+
+use super::{
+    counts::{Count, DropReason, Totals},
+    status::ListenerState,
+    supervisor::Listeners,
+};
+
+/// Reads totals and listeners at each scrape.
+#[derive(Debug)]
+pub(super) struct EventCollector {
+    totals: Arc<Totals>,
+    listeners: Arc<Mutex<Listeners>>,
+}
+
+impl EventCollector {
+    pub fn new(totals: Arc<Totals>, listeners: Arc<Mutex<Listeners>>) -> Self {
+        Self { totals, listeners }
+    }
+}
+
+impl Collector for EventCollector {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        for count in Count::ALL {
+            let name = format!("pointsman_events_{}", count.as_str());
+            let metric = encoder.encode_descriptor(&name, count.help(), None, MetricType::Counter)?;
+            ConstCounter::new(self.totals.count(count)).encode(metric)?;
+        }
+        let help = "Events, batches and messages that were not applied, by reason.";
+        let mut dropped = encoder.encode_descriptor("pointsman_events_dropped", help, None, MetricType::Counter)?;
+        for reason in DropReason::ALL {
+            let labels = [("reason", reason.as_str())];
+            ConstCounter::new(self.totals.dropped(reason)).encode(dropped.encode_family(&labels)?)?;
+        }
+        let (mut states, mut lag) = ([0u64; ListenerState::ALL.len()], 0);
+        for entry in self.listeners.lock().values() {
+            states[entry.shared.state() as usize] += 1;
+            lag += entry.shared.lag();
+        }
+        let help = "Event listeners by state.";
+        let mut gauge = encoder.encode_descriptor("pointsman_events_listeners", help, None, MetricType::Gauge)?;
+        for state in ListenerState::ALL {
+            let labels = [("state", state.as_str())];
+            ConstGauge::new(states[state as usize] as f64).encode(gauge.encode_family(&labels)?)?;
+        }
+        let help = "Messages received and not applied yet, over all listeners.";
+        let gauge = encoder.encode_descriptor("pointsman_events_lag_messages", help, None, MetricType::Gauge)?;
+        ConstGauge::new(lag as f64).encode(gauge)
+    }
+}

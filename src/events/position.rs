@@ -1,0 +1,189 @@
+//! Where a stream stands, and what a number means against it (spec index 4.2, design 9.5). Pure: no socket, no clock.
+//!
+//! Invariants: a number is applied at most once; numbers that came by replay never make a live one look like a restart
+//! on the same connection; a publisher that restarted is recognised by what it sends first.
+
+use super::replay::Found;
+
+/// Position of one stream. Numbers count batches, from 0 in each publisher process.
+#[derive(Debug, Default)]
+pub struct Position {
+    at: Option<u64>,
+    /// Fingerprint of the payload at `at`: tells whether a publisher that has a batch of that number is the same one.
+    mark: u64,
+    /// The batch at `at` could not be decoded; a repeat of it may still be.
+    undecoded: bool,
+    last_live: Option<u64>,
+    /// The position when the former connection ended: a publisher that goes on is above it.
+    floor: Option<u64>,
+}
+
+/// What to do with a live batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is the next one.
+    Apply,
+    /// It was applied already.
+    Duplicate,
+    /// The publisher counts from 0 again: forget everything, then judge again.
+    Restart,
+    /// Batches from here up to it are missing.
+    Gap {
+        /// The first missing number.
+        from: u64,
+    },
+}
+
+impl Position {
+    /// Number of the newest batch taken; `None` before the first.
+    pub fn at(&self) -> Option<u64> {
+        self.at
+    }
+
+    /// Number of the newest live batch.
+    pub fn last_live(&self) -> Option<u64> {
+        self.last_live
+    }
+
+    /// What a replay is asked for to find out whether a publisher that came back is the same one.
+    pub fn anchor(&self) -> Option<(u64, u64)> {
+        self.at.map(|at| (at, self.mark))
+    }
+
+    /// The number after the position.
+    pub fn next(&self) -> u64 {
+        self.at.map_or(0, |at| at.saturating_add(1))
+    }
+
+    /// Judges a live batch; changes nothing.
+    pub fn judge(&self, seq: u64, mark: u64) -> Verdict {
+        let below_live = self.last_live.is_some_and(|last| seq < last);
+        let below_floor = self
+            .floor
+            .is_some_and(|floor| seq < floor || (seq == floor && self.at == Some(floor) && mark != self.mark));
+        if below_live || below_floor {
+            return Verdict::Restart;
+        }
+        match self.at {
+            Some(at) if seq == at && self.undecoded => Verdict::Apply,
+            Some(at) if seq <= at => Verdict::Duplicate,
+            _ if seq == self.next() => Verdict::Apply,
+            _ => Verdict::Gap { from: self.next() },
+        }
+    }
+
+    /// A live batch was judged and dealt with.
+    pub fn saw_live(&mut self, seq: u64) {
+        self.last_live = Some(seq);
+    }
+
+    /// The batch `seq` is about to be applied.
+    pub fn advance(&mut self, seq: u64, mark: u64) {
+        self.at = Some(seq);
+        self.mark = mark;
+        self.undecoded = false;
+    }
+
+    /// The batch at the position could not be decoded.
+    pub fn set_undecoded(&mut self) {
+        self.undecoded = true;
+    }
+
+    /// The connection ended.
+    pub fn disconnected(&mut self) {
+        self.floor = self.at;
+        self.last_live = None;
+    }
+
+    /// The publisher restarted.
+    pub fn restart(&mut self) {
+        *self = Self::default();
+    }
+}
+
+/// One replay's way through the missing numbers.
+#[derive(Debug)]
+pub struct Refill {
+    /// First number asked for.
+    from: u64,
+    /// Fingerprint that the batch `from` must have; it was applied already.
+    anchor: Option<u64>,
+    /// First number that the live stream has itself.
+    until: Option<u64>,
+}
+
+/// What to do with a replayed batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// It is the next one.
+    Apply,
+    /// It was applied already, or was not asked for.
+    Skip,
+    /// It is the known batch: same publisher.
+    Verified,
+    /// The publisher has another batch of that number: it restarted.
+    Restarted,
+    /// Batches before it are lost for good; it is the first of what is left.
+    Hole,
+}
+
+impl Refill {
+    /// Asks for everything after the position.
+    pub fn missing(position: &Position) -> Self {
+        Self { from: position.next(), anchor: None, until: None }
+    }
+
+    /// Asks from the newest known batch on, that one included, after a reconnect: a publisher that restarted has
+    /// another one of that number or none.
+    pub fn verify(position: &Position) -> Self {
+        match position.anchor() {
+            Some((at, mark)) => Self { from: at, anchor: Some(mark), until: None },
+            None => Self::missing(position),
+        }
+    }
+
+    /// The number to ask for.
+    pub fn from(&self) -> u64 {
+        self.from
+    }
+
+    /// Whether the first answer must still prove that the publisher is the same.
+    pub fn unproven(&self) -> bool {
+        self.anchor.is_some()
+    }
+
+    /// The live stream goes on at `seq`.
+    pub fn live_at(&mut self, seq: u64) {
+        self.until.get_or_insert(seq);
+    }
+
+    /// First number that the live stream has itself.
+    pub fn until(&self) -> Option<u64> {
+        self.until
+    }
+
+    /// Whether nothing is missing any more.
+    pub fn done(&self, position: &Position) -> bool {
+        self.anchor.is_none() && self.until.is_some_and(|until| position.next() >= until)
+    }
+
+    /// Judges a replayed batch.
+    pub fn judge(&mut self, found: &Found, position: &Position) -> Step {
+        let seq = found.seq;
+        if seq < self.from {
+            return Step::Skip;
+        }
+        if let Some(mark) = self.anchor {
+            self.anchor = None;
+            if seq == self.from {
+                return if found.mark == mark { Step::Verified } else { Step::Restarted };
+            }
+            // The known batch is gone from the ring, so nothing proves that this publisher is the one it came from.
+            return Step::Hole;
+        }
+        if self.until.is_some_and(|until| seq >= until) || seq < position.next() {
+            return Step::Skip;
+        }
+        if seq == position.next() { Step::Apply } else { Step::Hole }
+    }
+}

@@ -1,0 +1,173 @@
+//! One supervised task a stream: started and stopped as the catalog says, started again when it fails.
+//!
+//! Invariants: attaching and detaching return at once; a listener that panics costs itself a pause, never another one
+//! or the process; after shutdown nothing runs.
+
+use std::{collections::BTreeMap, panic::AssertUnwindSafe, sync::Arc, time::Duration};
+
+use futures_util::FutureExt;
+use parking_lot::Mutex;
+use tokio::{
+    runtime::Handle,
+    sync::watch,
+    time::{Instant, sleep},
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::{
+    counts::{Count, Totals},
+    listener::{Listener, ListenerConfig},
+    metrics,
+    normalise::EventTarget,
+    status::{ListenerState, ListenerStatus, Shared},
+};
+use crate::selection::ingest::{EventSink, EventSource, EventSources};
+
+/// A listener that ran this long starts again after the shortest pause.
+const STEADY: Duration = Duration::from_secs(60);
+
+/// Runs the listeners of a service.
+#[derive(Debug)]
+pub struct ListenerSupervisor {
+    runtime: Handle,
+    config: Arc<ListenerConfig>,
+    gate: watch::Sender<bool>,
+    totals: Arc<Totals>,
+    listeners: Arc<Mutex<Listeners>>,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+}
+
+/// By worker and rank.
+pub(super) type Listeners = BTreeMap<(u64, u32), Entry>;
+
+/// One listener.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub shared: Arc<Shared>,
+    stop: CancellationToken,
+}
+
+impl ListenerSupervisor {
+    /// A supervisor whose listeners run on `runtime`. They connect at once, and read once [`Self::open`] was called.
+    pub fn new(runtime: Handle, config: ListenerConfig) -> Self {
+        Self {
+            runtime,
+            config: Arc::new(config),
+            gate: watch::Sender::new(false),
+            totals: Arc::default(),
+            listeners: Arc::default(),
+            tasks: TaskTracker::new(),
+            stop: CancellationToken::new(),
+        }
+    }
+
+    /// Lets listeners read, those of now and of later: start-up recovery is done.
+    pub fn open(&self) {
+        self.gate.send_replace(true);
+    }
+
+    /// All listeners, by worker and rank.
+    pub fn statuses(&self) -> Vec<ListenerStatus> {
+        self.listeners.lock().values().map(|entry| entry.shared.status()).collect()
+    }
+
+    /// Counts over all listeners, those that are gone included.
+    pub fn totals(&self) -> &Totals {
+        &self.totals
+    }
+
+    /// Adds the events' metrics to `registry`, under `pointsman_events_`.
+    pub fn register(&self, registry: &mut prometheus_client::registry::Registry) {
+        registry.register_collector(Box::new(metrics::EventCollector::new(
+            Arc::clone(&self.totals),
+            Arc::clone(&self.listeners),
+        )));
+    }
+
+    /// Ends all listeners and waits for them.
+    pub async fn shutdown(&self) {
+        self.stop.cancel();
+        self.listeners.lock().clear();
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+
+    fn start<T: EventTarget + Send + 'static>(&self, source: EventSource, target: T) {
+        let key = (source.worker_id, source.dp_rank);
+        let shared = Arc::new(Shared::new(source, Arc::clone(&self.totals)));
+        let stop = self.stop.child_token();
+        let config = Arc::clone(&self.config);
+        let listener = Listener::new(Arc::clone(&shared), target, Arc::clone(&config), self.gate.subscribe());
+        let former = {
+            let mut listeners = self.listeners.lock();
+            if self.stop.is_cancelled() {
+                return;
+            }
+            let watched = watch_over(listener, Arc::clone(&shared), config);
+            let task = stop.clone().run_until_cancelled_owned(watched);
+            self.tasks.spawn_on(task, &self.runtime);
+            listeners.insert(key, Entry { shared, stop })
+        };
+        if let Some(former) = former {
+            former.stop.cancel();
+        }
+    }
+}
+
+impl EventSources for ListenerSupervisor {
+    fn attach(&self, source: EventSource, sink: EventSink) {
+        self.start(source, sink);
+    }
+
+    fn detach(&self, worker_id: u64, dp_rank: u32) {
+        if let Some(entry) = self.listeners.lock().remove(&(worker_id, dp_rank)) {
+            entry.stop.cancel();
+        }
+    }
+}
+
+impl Drop for ListenerSupervisor {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+/// Runs a listener, and again when it fails. Never ends but for an endpoint that cannot be used.
+async fn watch_over<T: EventTarget>(mut listener: Listener<T>, shared: Arc<Shared>, config: Arc<ListenerConfig>) {
+    let mut pause = config.restart_min;
+    loop {
+        let started = Instant::now();
+        // What a panic leaves behind in the listener is sound: its position moves before a batch is applied.
+        let outcome = AssertUnwindSafe(listener.run()).catch_unwind().await;
+        let source = &shared.source;
+        match outcome {
+            Ok(Ok(never)) => match never {},
+            Ok(Err(error)) => {
+                tracing::error!(worker_id = source.worker_id, dp_rank = source.dp_rank, %error, "no event listener");
+                shared.set_error(error.to_string());
+                shared.set_state(ListenerState::Failed);
+                return;
+            }
+            Err(panic) => {
+                let what = panic.downcast_ref::<&str>().copied().map(str::to_owned);
+                let what = what.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+                tracing::error!(
+                    worker_id = source.worker_id,
+                    dp_rank = source.dp_rank,
+                    what,
+                    "event listener panicked"
+                );
+                shared.set_error(format!("listener panicked: {what}"));
+                shared.count(Count::ListenerRestarts);
+                listener.panicked();
+            }
+        }
+        shared.set_state(ListenerState::Restarting);
+        if started.elapsed() > STEADY {
+            pause = config.restart_min;
+        }
+        sleep(pause).await;
+        pause = (pause * 2).min(config.restart_max);
+    }
+}
