@@ -179,11 +179,13 @@ impl<T: EventTarget> Listener<T> {
             return;
         }
         self.owed = None;
-        let tried = self.tried.take();
+        let mut tried = self.tried.take();
         let mark = replay::fingerprint(payload);
         let mut verdict = self.position.judge(seq, mark);
         if verdict == Verdict::Restart {
             self.restarted();
+            // What was tried for the former publisher says nothing about this one.
+            tried = None;
             verdict = self.position.judge(seq, mark);
         }
         if matches!(verdict, Verdict::Gap { .. }) {

@@ -43,19 +43,19 @@ impl Collector for EventCollector {
             let labels = [("reason", reason.as_str())];
             ConstCounter::new(self.totals.dropped(reason)).encode(dropped.encode_family(&labels)?)?;
         }
-        let (mut states, mut lag) = ([0u64; ListenerState::ALL.len()], 0);
+        let (mut states, mut lag) = ([0i64; ListenerState::ALL.len()], 0i64);
         for entry in self.listeners.lock().values() {
             states[entry.shared.state() as usize] += 1;
-            lag += entry.shared.lag();
+            lag = lag.saturating_add_unsigned(entry.shared.lag());
         }
         let help = "Event listeners by state.";
         let mut gauge = encoder.encode_descriptor("pointsman_events_listeners", help, None, MetricType::Gauge)?;
         for state in ListenerState::ALL {
             let labels = [("state", state.as_str())];
-            ConstGauge::new(states[state as usize] as f64).encode(gauge.encode_family(&labels)?)?;
+            ConstGauge::new(states[state as usize]).encode(gauge.encode_family(&labels)?)?;
         }
         let help = "Messages received and not applied yet, over all listeners.";
         let gauge = encoder.encode_descriptor("pointsman_events_lag_messages", help, None, MetricType::Gauge)?;
-        ConstGauge::new(lag as f64).encode(gauge)
+        ConstGauge::new(lag).encode(gauge)
     }
 }

@@ -49,8 +49,16 @@ pub(super) struct Entry {
 }
 
 impl ListenerSupervisor {
-    /// A supervisor whose listeners run on `runtime`. They connect at once, and read once [`Self::open`] was called.
+    /// A supervisor whose listeners run on `runtime`.
     pub fn new(runtime: Handle, config: ListenerConfig) -> Self {
+        let supervisor = Self::held(runtime, config);
+        supervisor.open();
+        supervisor
+    }
+
+    /// As [`Self::new`], but listeners only connect, and read once [`Self::open`] was called: their queues keep what is
+    /// published during start-up recovery.
+    pub fn held(runtime: Handle, config: ListenerConfig) -> Self {
         Self {
             runtime,
             config: Arc::new(config),
@@ -93,7 +101,8 @@ impl ListenerSupervisor {
         self.tasks.wait().await;
     }
 
-    fn start<T: EventTarget + Send + 'static>(&self, source: EventSource, target: T) {
+    /// Starts listening to `source`, in place of the listener of that rank.
+    pub(super) fn start<T: EventTarget + Send + Sync + 'static>(&self, source: EventSource, target: T) {
         let key = (source.worker_id, source.dp_rank);
         let shared = Arc::new(Shared::new(source, Arc::clone(&self.totals)));
         let stop = self.stop.child_token();

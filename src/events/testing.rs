@@ -1,5 +1,7 @@
 //! Shared by the tests of this module: a msgpack writer, and a target that keeps what was applied.
 
+use std::sync::Arc;
+
 use parking_lot::Mutex;
 use serde_json::Value;
 
@@ -110,7 +112,7 @@ pub(crate) struct Prompt<'a> {
     pub eagle: bool,
 }
 
-impl EventTarget for TestTarget {
+impl EventTarget for Arc<TestTarget> {
     fn block_size(&self) -> u32 {
         self.block_size
     }
@@ -151,7 +153,7 @@ impl EventTarget for TestTarget {
 /// A stream without a transport: decode and apply.
 #[derive(Debug)]
 pub(crate) struct Stream {
-    pub target: TestTarget,
+    pub target: Arc<TestTarget>,
     pub memories: RankMemories,
     pub tally: Tally,
     buffers: Buffers,
@@ -161,7 +163,7 @@ pub(crate) struct Stream {
 impl Stream {
     pub fn new(block_size: u32) -> Self {
         Self {
-            target: TestTarget::new(block_size),
+            target: Arc::new(TestTarget::new(block_size)),
             memories: RankMemories::default(),
             tally: Tally::default(),
             buffers: Buffers::default(),
@@ -173,7 +175,7 @@ impl Stream {
     pub fn payload(&mut self, payload: &[u8]) -> Applied {
         self.batch.decode(payload).unwrap();
         let Self { target, memories, tally, buffers, batch } = self;
-        apply(batch, payload, memories, buffers, target, tally)
+        apply(batch, payload, memories, buffers, &*target, tally)
     }
 
     /// Applies one batch of rank nil.
