@@ -18,11 +18,12 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
+pub use super::replay::ReplayConfig;
 use super::{
     counts::{Count, DropReason, Tally},
     normalise::{EventTarget, RankMemories},
     position::{Position, Refill, Verdict},
-    replay::{self, ReplayConfig},
+    replay,
     status::{ListenerState, Shared},
     transport::{Message, Subscriber, SubscriberEvent, TransportConfig, TransportError},
 };

@@ -125,7 +125,7 @@ fn old_trailing_positions_are_told_by_type() {
     // A value of another type among four or more: none of them is locality or ownership.
     let (group, attention, local, _) = store(json!([0, "full_attention", null, {"future": 1}, "x", 9]));
     assert_eq!((group, attention, local), (Some(0), Some(Attention::Main), true));
-    assert_eq!(store(json!([0, "full_attention", null, "REMOTE"])).2, false);
+    assert!(!store(json!([0, "full_attention", null, "REMOTE"])).2);
 
     let (_, _, event) = one(json!(["BlockRemoved", [7], "DISK", 2, "sliding_window", null, "LOCAL", null]));
     let Event::Removed(removed) = event else { panic!() };

@@ -62,10 +62,6 @@ impl Rig {
     async fn position(&self, at: u64) {
         until(&format!("position {at}: {:?}", self.status()), || self.status().position == Some(at)).await;
     }
-
-    async fn connected(&self, times: u64) {
-        until(&format!("{times} connects: {:?}", self.status()), || self.status().connects >= times).await;
-    }
 }
 
 /// Short deadlines where a test waits for one to pass.

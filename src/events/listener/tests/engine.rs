@@ -90,8 +90,8 @@ impl Replay {
                 };
                 for reply in replies {
                     let frames = std::iter::once(identity.clone()).chain(reply);
-                    // The asker may be gone.
-                    drop(socket.send_multipart(frames, 0));
+                    // An asker that is gone gets nothing: ROUTER drops what it cannot route.
+                    socket.send_multipart(frames, 0).unwrap();
                 }
             }
         });
