@@ -25,6 +25,8 @@ pub mod prompt;
 pub mod queue;
 pub mod request;
 pub mod sessions;
+#[cfg(test)]
+pub(crate) mod testing;
 pub mod worker;
 
 pub use config::SelectionConfig;

@@ -1,39 +1,10 @@
-use std::{
-    sync::atomic::AtomicUsize,
-    task::{Context, Poll, Wake},
-};
+use std::task::{Context, Poll};
 
 use super::*;
-use crate::selection::identity::WorkerWithDpRank;
-
-/// Time that moves only when told to.
-#[derive(Default)]
-struct ManualClock(AtomicU64);
-
-impl ManualClock {
-    fn advance(&self, by: Duration) {
-        self.0.fetch_add(u64::try_from(by.as_nanos()).expect("short"), Ordering::SeqCst);
-    }
-}
-
-impl Clock for ManualClock {
-    fn now(&self) -> Moment {
-        Moment(self.0.load(Ordering::SeqCst))
-    }
-
-    fn unix_nanos(&self) -> u64 {
-        1_000 + self.now().0
-    }
-}
-
-#[derive(Default)]
-struct CountingWaker(AtomicUsize);
-
-impl Wake for CountingWaker {
-    fn wake(self: Arc<Self>) {
-        self.0.fetch_add(1, Ordering::SeqCst);
-    }
-}
+use crate::selection::{
+    identity::WorkerWithDpRank,
+    testing::{CountingWaker, ManualClock, block_on},
+};
 
 fn table() -> SessionTable {
     SessionTable::with_capacity(Some(Duration::from_secs(10)), 4)
@@ -124,11 +95,11 @@ fn waiters_get_the_binding_or_take_over() {
     assert!(third.as_mut().poll(&mut cx).is_pending());
     assert!(second.as_mut().poll(&mut cx).is_pending(), "polling again registers once");
     drop(first);
-    assert_eq!(wakes.0.load(Ordering::SeqCst), 2);
+    assert_eq!(wakes.wakes(), 2);
     let Poll::Ready(Ok(Hold::First(second))) = second.as_mut().poll(&mut cx) else { panic!("no takeover") };
     assert!(third.as_mut().poll(&mut cx).is_pending());
     let _lease = second.commit(rank(7), &clock);
-    assert_eq!(wakes.0.load(Ordering::SeqCst), 3);
+    assert_eq!(wakes.wakes(), 3);
     let Poll::Ready(Ok(Hold::Bound(third))) = third.as_mut().poll(&mut cx) else { panic!("not bound") };
     assert_eq!(third.target().worker_id, 7);
 }
@@ -157,10 +128,10 @@ fn a_deadline_ends_the_wait() {
     let mut waiter = Box::pin(table.hold("s", Some(deadline), &clock, |_| true));
     assert!(waiter.as_mut().poll(&mut cx).is_pending());
     table.wake_overdue(clock.now());
-    assert_eq!(wakes.0.load(Ordering::SeqCst), 0);
+    assert_eq!(wakes.wakes(), 0);
     clock.advance(Duration::from_millis(50));
     table.wake_overdue(clock.now());
-    assert_eq!(wakes.0.load(Ordering::SeqCst), 1);
+    assert_eq!(wakes.wakes(), 1);
     assert!(matches!(waiter.as_mut().poll(&mut cx), Poll::Ready(Err(SelectionError::DeadlineExceeded))));
     drop(waiter);
     assert_eq!(table.shared.as_ref().expect("enabled").timed_waiters.load(Ordering::SeqCst), 0);
@@ -279,22 +250,4 @@ fn concurrent_first_requests_agree_on_one_rank() {
     }
     table.reap(clock.now());
     assert!(table.is_empty());
-}
-
-/// Drives a future on this thread.
-fn block_on<F: Future>(future: F) -> F::Output {
-    struct Unpark(std::thread::Thread);
-    impl Wake for Unpark {
-        fn wake(self: Arc<Self>) {
-            self.0.unpark();
-        }
-    }
-    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-    let mut future = std::pin::pin!(future);
-    loop {
-        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            Poll::Ready(output) => return output,
-            Poll::Pending => std::thread::park(),
-        }
-    }
 }

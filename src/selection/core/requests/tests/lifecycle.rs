@@ -1,0 +1,157 @@
+use super::*;
+
+fn unknown(id: &str) -> (&'static str, String) {
+    ("not_found", format!("reservation {id} not found"))
+}
+
+#[test]
+fn unknown_ids() {
+    let bed = Bed::with_workers(approximate(|_| {}), 1);
+    bed.reserve(booking("Abc", prompt(1, 1))).expect("booked");
+    assert_eq!(text(bed.core.prefill_complete("abc")), unknown("abc"));
+    assert_eq!(text(bed.core.add_output_block("abc", None)), unknown("abc"));
+    assert_eq!(text(bed.core.free_reservation("abc")), unknown("abc"));
+    bed.core.free_reservation("Abc").expect("freed");
+    assert_eq!(text(bed.core.free_reservation("Abc")), unknown("Abc"));
+    assert_eq!(text(bed.core.prefill_complete("Abc")), unknown("Abc"));
+}
+
+#[test]
+fn a_booking_through_its_life() {
+    let bed = Bed::with_workers(approximate(|_| {}), 1);
+    bed.reserve(booking("a", prompt(1, 3))).expect("booked");
+    assert_eq!(bed.loads(), [(1, 0, 12, 3, 1)]);
+    bed.core.prefill_complete("a").expect("done");
+    bed.core.prefill_complete("a").expect("repeats are fine");
+    bed.core.add_output_block("a", None).expect("added");
+    assert_eq!(bed.loads(), [(1, 0, 0, 4, 1)]);
+    bed.core.add_output_block("a", Some(0.5)).expect("added");
+    assert_eq!(bed.loads(), [(1, 0, 0, 3, 1)]);
+    for _ in 0..1_000 {
+        bed.core.add_output_block("a", Some(0.3)).expect("added");
+    }
+    bed.core.free_reservation("a").expect("freed");
+    bed.assert_idle();
+}
+
+#[test]
+fn fractions_are_checked_before_the_id() {
+    let bed = Bed::with_workers(approximate(|_| {}), 1);
+    let refused = ("bad_request", "decay_fraction must be between 0.0 and 1.0".to_owned());
+    for fraction in [-0.1, 1.0001, 1e308, -1e308, f64::NAN, f64::INFINITY] {
+        assert_eq!(text(bed.core.add_output_block("nobody", Some(fraction))), refused, "{fraction}");
+    }
+    bed.reserve(booking("a", prompt(1, 1))).expect("booked");
+    for fraction in [0.0, -0.0, 1.0] {
+        bed.core.add_output_block("a", Some(fraction)).expect("in range");
+    }
+}
+
+#[test]
+fn owners_are_found_in_any_partition() {
+    let bed = Bed::new(approximate(|_| {}));
+    let models = ["m1", "m2", "m3", "m4", "m5"];
+    for (id, model) in (1..).zip(models) {
+        bed.worker(id, |worker| worker.model_name = model.to_owned());
+    }
+    for rotation in 0..models.len() {
+        for model in models {
+            bed.reserve(SelectRequest { model_name: model.to_owned(), ..booking(model, prompt(1, 2)) })
+                .expect("booked");
+        }
+        for at in 0..models.len() {
+            bed.core.prefill_complete(models[(at + rotation) % models.len()]).expect("found");
+        }
+        assert!(bed.loads().iter().all(|row| (row.2, row.4) == (0, 1)));
+        for at in 0..models.len() {
+            bed.core.free_reservation(models[(at + rotation) % models.len()]).expect("found");
+        }
+        bed.assert_idle();
+    }
+}
+
+#[test]
+fn the_id_of_a_worker_that_left_is_free_at_once() {
+    let bed = Bed::with_workers(approximate(|_| {}), 2);
+    bed.reserve(booking_on(1, "a", prompt(1, 2))).expect("booked");
+    bed.core.delete_worker(1).expect("deleted");
+    assert_eq!(bed.core.live_bookings(), 0);
+    bed.reserve(booking("a", prompt(10, 1))).expect("booked");
+    assert_eq!(bed.loads(), [(2, 0, 4, 1, 1)]);
+    bed.core.free_reservation("a").expect("freed");
+    assert_eq!(text(bed.core.free_reservation("a")), unknown("a"));
+    bed.assert_idle();
+}
+
+#[test]
+fn expiry_frees_booking_id_and_session_together() {
+    let mut config = sessions(1_000);
+    config.active_request_expiry = Some(Duration::from_secs(300));
+    let bed = Bed::with_workers(config, 2);
+    bed.reserve(in_session("s", booking("a", prompt(1, 2)))).expect("booked");
+    bed.clock.advance(Duration::from_secs(299));
+    bed.core.tick();
+    assert_eq!(bed.requests(), 1);
+    bed.clock.advance(Duration::from_secs(61));
+    bed.core.tick();
+    bed.assert_idle();
+    assert_eq!(text(bed.core.free_reservation("a")), unknown("a"));
+    bed.reserve(booking("a", prompt(1, 2))).expect("the id is free");
+    // The lease ended with the booking, so the session ends one TTL later.
+    let worker = |bed: &Bed| bed.select(in_session("s", request(prompt(1, 2)))).expect("selected").worker_id;
+    let bound = worker(&bed);
+    assert!((0..20).all(|_| worker(&bed) == bound));
+    bed.clock.advance(Duration::from_secs(1_000));
+    bed.core.tick();
+    let partition = bed.core.partition("m", "default").expect("exists");
+    assert!(partition.sessions.is_empty());
+}
+
+#[test]
+fn a_booking_expires_when_its_rank_gets_a_new_one() {
+    let bed = Bed::with_workers(approximate(|config| config.active_request_expiry = Some(Duration::from_secs(10))), 1);
+    bed.reserve(booking("old", prompt(1, 2))).expect("booked");
+    bed.clock.advance(Duration::from_secs(31));
+    bed.reserve(booking("new", prompt(10, 1))).expect("booked");
+    assert_eq!(bed.loads(), [(1, 0, 4, 1, 1)]);
+    assert_eq!(bed.core.live_bookings(), 1);
+    assert_eq!(text(bed.core.prefill_complete("old")), unknown("old"));
+    assert_eq!(bed.core.bookings.ended_bookings().expired, 1);
+}
+
+#[test]
+fn a_draining_worker_keeps_its_bookings_and_takes_no_new_one() {
+    use crate::selection::{
+        catalog::{CatalogSnapshot, DesiredWorker, SnapshotVersion},
+        worker::WorkerState,
+    };
+    let bed = Bed::with_workers(approximate(|_| {}), 1);
+    let mut draining = DesiredWorker {
+        state: WorkerState::Active,
+        request: WorkerRequest {
+            worker_id: 2,
+            model_name: "m".to_owned(),
+            routing_group: "default".to_owned(),
+            fields: WorkerFields {
+                endpoint: Some("http://w2:8000".to_owned()),
+                block_size: Some(4),
+                ..WorkerFields::default()
+            },
+        },
+    };
+    let apply = |worker: &DesiredWorker, generation| {
+        let version = SnapshotVersion { epoch: 1, generation };
+        let snapshot = CatalogSnapshot { version, digest: generation.to_string(), workers: vec![worker.clone()] };
+        bed.core.apply_catalog("file.test", snapshot, None).expect("applied");
+    };
+    apply(&draining, 1);
+    bed.reserve(booking_on(2, "a", prompt(1, 2))).expect("booked");
+    bed.select(booking_on(2, "s", prompt(1, 2))).expect("selected");
+    draining.state = WorkerState::Draining;
+    apply(&draining, 2);
+    assert_eq!(text(bed.reserve(booking_on(2, "b", prompt(1, 2)))).0, "unavailable");
+    assert_eq!(text(bed.book(named("b", 2, prompt(1, 2)))).0, "not_found");
+    assert_eq!(text(bed.book(replay("s"))).0, "not_found");
+    bed.core.add_output_block("a", None).expect("still there");
+    bed.core.free_reservation("a").expect("still there");
+}
