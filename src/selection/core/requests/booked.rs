@@ -6,10 +6,9 @@ use crate::selection::{
     core::bookings::{Claim, Held},
     error::SelectionError,
     identity::WorkerWithDpRank,
-    index::approximate::ApproximateIndex,
     load::{BookingId, LoadTracker, NewBooking, Slot},
     moment::Moment,
-    partition::{Partition, PartitionIndex, PartitionRef},
+    partition::{Partition, PartitionRef},
     sessions::SessionLease,
 };
 
@@ -67,7 +66,7 @@ impl<'a> Booked<'a> {
 
     /// Records the prompt where the partition learns from its own decisions.
     pub(super) fn record(&self, locals: &[u64], seqs: &[u64]) {
-        if let Some(approximate) = own_decisions(&self.partition.index) {
+        if let Some(approximate) = self.partition.index.approximate() {
             approximate.record(self.rank, locals, seqs, self.now);
         }
     }
@@ -106,15 +105,7 @@ impl Drop for Booked<'_> {
 /// A rank that left takes along what was recorded for it after its blocks had been removed.
 fn forget_recorded(partition: &Partition, rank: WorkerWithDpRank) {
     let registered = partition.with_state(|state| state.load.slot(rank).is_some()).unwrap_or(true);
-    if !registered && let Some(approximate) = own_decisions(&partition.index) {
+    if !registered && let Some(approximate) = partition.index.approximate() {
         approximate.index().remove_rank(rank);
-    }
-}
-
-/// The index that records bookings, if there is one.
-pub(super) fn own_decisions(index: &PartitionIndex) -> Option<&ApproximateIndex> {
-    match index {
-        PartitionIndex::Events { predicted, .. } => predicted.as_ref(),
-        PartitionIndex::Approximate(approximate) => Some(approximate),
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{
-    booked::{Booked, Charge, own_decisions},
+    booked::{Booked, Charge},
     lookup::Scratch,
     takes_bookings,
 };
@@ -55,7 +55,7 @@ impl SelectionCore {
                 partition.key
             )));
         }
-        let records = own_decisions(&partition.index).is_some() && prompt::has_content(&request.prompt);
+        let records = partition.index.approximate().is_some() && prompt::has_content(&request.prompt);
         let mut scratch = Scratch::take();
         let scope = self.hashing_scope(&partition, &request.prompt, request.router_config_override.as_ref())?;
         scratch.prompt.prepare(&request.prompt, &scope, if records { Purpose::Select } else { Purpose::Track })?;

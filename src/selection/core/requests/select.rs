@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use super::{
     answer::Decision,
-    booked::{Booked, Charge, own_decisions},
+    booked::{Booked, Charge},
     is_schedulable,
     lookup::Scratch,
     takes_bookings,
@@ -51,7 +51,7 @@ impl SelectionCore {
                 track_prefill_tokens: self.tracks_prefill(request.router_config_override.as_ref()),
                 lora_name: request.prompt.lora_name.as_deref().map(Into::into),
                 session_id: session.map(Into::into),
-                block_hashes: own_decisions(&partition.index).map(|_| scratch.prompt.locals().into()),
+                block_hashes: partition.index.approximate().map(|_| scratch.prompt.locals().into()),
             };
             self.pending.insert(&partition.key, id.as_str().into(), selection, now);
         }
