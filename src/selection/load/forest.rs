@@ -47,10 +47,10 @@ struct Run {
 
 /// One run a prompt passes through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Passed {
+pub(in crate::selection) struct Passed {
     pub(super) run: u32,
     /// Blocks of the prompt matched at the end of it.
-    pub(super) depth: u32,
+    pub(in crate::selection) depth: u32,
 }
 
 /// Active prompts.

@@ -10,7 +10,7 @@ pub(super) const FEW: usize = if cfg!(test) { 8 } else { 64 };
 
 /// One slot's share of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Owner {
+pub(in crate::selection) struct Owner {
     pub(super) slot: Slot,
     /// Live bookings of the slot that pass through the run.
     pub(super) bookings: u32,
@@ -21,7 +21,7 @@ pub(super) struct Owner {
 
 /// The owners of a run, at least one in use.
 #[derive(Clone, Debug)]
-pub(super) enum Owners {
+pub(in crate::selection) enum Owners {
     /// Sorted by slot.
     Few(Vec<Owner>),
     /// Any number, with a bit a slot for membership.
@@ -29,7 +29,7 @@ pub(super) enum Owners {
 }
 
 #[derive(Clone, Debug, Default)]
-pub(super) struct ManyOwners {
+pub(in crate::selection) struct ManyOwners {
     by_slot: HashMap<Slot, Owner>,
     bits: Vec<u64>,
 }
@@ -40,7 +40,7 @@ impl Owners {
     }
 
     /// Number of distinct slots.
-    pub(super) fn len(&self) -> usize {
+    pub(in crate::selection) fn len(&self) -> usize {
         match self {
             Self::Few(list) => list.len(),
             Self::Many(many) => many.by_slot.len(),
@@ -48,7 +48,7 @@ impl Owners {
     }
 
     #[inline]
-    pub(super) fn contains(&self, slot: Slot) -> bool {
+    pub(in crate::selection) fn contains(&self, slot: Slot) -> bool {
         match self {
             Self::Few(list) => list.binary_search_by_key(&slot, |owner| owner.slot).is_ok(),
             Self::Many(many) => many.bits.get(slot as usize / 64).is_some_and(|word| word >> (slot % 64) & 1 == 1),
@@ -111,7 +111,7 @@ impl Owners {
     }
 
     /// Slots in ascending order.
-    pub(super) fn for_each(&self, mut visit: impl FnMut(Slot)) {
+    pub(in crate::selection) fn for_each(&self, mut visit: impl FnMut(Slot)) {
         match self {
             Self::Few(list) => list.iter().for_each(|owner| visit(owner.slot)),
             Self::Many(many) => {

@@ -1,4 +1,5 @@
 use super::*;
+use crate::selection::{identity::WorkerWithDpRank, moment::Moment};
 
 fn tracker(expiry: Option<u64>) -> LoadTracker {
     LoadTracker::new(LoadConfig { block_size: 16, expiry: expiry.map(Duration::from_secs) })
@@ -137,7 +138,7 @@ fn random_histories_equal_the_naive_model() {
         let slots: Vec<Slot> = (0..rng.u64(1..=90)).map(|worker| add_rank(&mut load, worker)).collect();
         let longest = [4, 30, 120][rng.usize(0..3)];
         let mut naive = Naive::default();
-        let mut next = 0;
+        let (mut next, mut path) = (0, Vec::new());
         for step in 0..120 {
             let slot = if rng.bool() { slots[0] } else { slots[rng.usize(0..slots.len())] };
             match rng.u32(0..10) {
@@ -175,14 +176,18 @@ fn random_histories_equal_the_naive_model() {
                 assert_eq!(load.load(slot, Moment(0)), naive.load(slot), "seed {seed} step {step}");
             }
             if step % 8 == 0 {
-                load.forest.check();
+                load.check();
                 let query = random_prompt(rng, longest);
                 let mut found = vec![0; slots.len()];
-                load.for_each_sharing(&query, |slot, blocks| found[slot as usize] = blocks);
+                load.walk(&query, &mut path);
+                for passed in &path {
+                    load.owners(*passed).for_each(|slot| found[slot as usize] = u64::from(passed.depth));
+                }
                 for &slot in &slots {
                     let expected = naive.shared(slot, &query);
                     assert_eq!(load.shared_blocks(slot, &query), expected, "seed {seed} step {step}");
                     assert_eq!(found[slot as usize], expected, "seed {seed} step {step}");
+                    assert_eq!(load.shared_on(&path, slot), expected, "seed {seed} step {step}");
                 }
             }
         }
@@ -198,7 +203,7 @@ fn random_histories_equal_the_naive_model() {
             gone.sort();
             assert_eq!(gone, left);
         }
-        assert_eq!((load.live(), load.active_runs(), load.forest.check()), (0, 0, 0), "seed {seed}");
+        assert_eq!((load.live(), load.active_runs(), load.forest().check()), (0, 0, 0), "seed {seed}");
         assert!(slots.iter().all(|&slot| load.load(slot, Moment(0)) == RankLoad::default()), "seed {seed}");
     }
 }

@@ -1,16 +1,13 @@
 //! Who may take a request (spec scheduling 2.1): allowed ids, draining, required taints, pin, exclusive affinity.
 
+use std::collections::BTreeSet;
+
 use super::PickRequest;
 use crate::selection::{
     error::SelectionError,
-    load::{LoadTracker, Slot, WorkerFacts},
-    request::AffinityTarget,
+    load::{LoadTracker, Row, Slot, WorkerFacts},
+    request::{AffinityTarget, RoutingConstraints},
 };
-
-/// Nobody is eligible.
-fn no_endpoints() -> SelectionError {
-    SelectionError::Unavailable("no endpoints available to route work".to_owned())
-}
 
 /// The ranks among which a policy chooses.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,8 +16,13 @@ pub(super) enum Candidates {
     Pinned(Slot),
     /// Ranks of the affinity target, all eligible.
     Affinity(Vec<Slot>),
-    /// Every rank for which [`admits`] holds; there may be none.
+    /// Every rank that the [`Filter`] admits; there may be none.
     Open,
+}
+
+/// The error when nobody is eligible.
+pub(super) fn nobody() -> SelectionError {
+    SelectionError::Unavailable("no endpoints available to route work".to_owned())
 }
 
 /// Why a rank is no candidate, as a stable word; `None` = it is one.
@@ -36,9 +38,66 @@ pub(super) fn excluded(request: &PickRequest<'_>, facts: &WorkerFacts) -> Option
     }
 }
 
-/// Whether an open request may go to the slot.
-pub(super) fn admits(request: &PickRequest<'_>, load: &LoadTracker, slot: Slot) -> bool {
-    load.facts(slot).is_some_and(|facts| excluded(request, facts).is_none())
+/// What a request's constraints say about one set of taints.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Verdict {
+    Unknown,
+    Refused,
+    /// Factor of the cost.
+    Admitted(f64),
+}
+
+/// Eligibility of open requests and the preferred-taint multiplier, judged once for each set of taints.
+#[derive(Debug)]
+pub(super) struct Filter<'a> {
+    load: &'a LoadTracker,
+    allowed: Option<&'a BTreeSet<u64>>,
+    constraints: &'a RoutingConstraints,
+    verdicts: Vec<Verdict>,
+}
+
+impl<'a> Filter<'a> {
+    pub(super) fn new(request: &PickRequest<'a>, load: &'a LoadTracker) -> Self {
+        let constraints = request.constraints;
+        let unconstrained = constraints.required_taints.is_empty() && constraints.preferred_taints.is_empty();
+        let verdicts = if unconstrained { Vec::new() } else { vec![Verdict::Unknown; load.taint_sets()] };
+        Self { load, allowed: request.allowed_worker_ids, constraints, verdicts }
+    }
+
+    /// The factor of the rank's cost; `None` when the rank is not eligible.
+    #[inline]
+    pub(super) fn admits(&mut self, row: &Row) -> Option<f64> {
+        if !row.takes_bookings || self.allowed.is_some_and(|allowed| !allowed.contains(&row.worker_id)) {
+            return None;
+        }
+        self.multiplier(row.taints)
+    }
+
+    /// The factor for workers with the numbered set of taints; `None` when they are not eligible.
+    #[inline]
+    pub(super) fn multiplier(&mut self, taints: u32) -> Option<f64> {
+        let Some(verdict) = self.verdicts.get_mut(taints as usize) else { return Some(1.0) };
+        if *verdict == Verdict::Unknown {
+            *verdict = match self.load.taint_set(taints) {
+                Some(set) if self.constraints.required_taints.is_subset(set) => {
+                    Verdict::Admitted(taint_multiplier(self.constraints, set))
+                }
+                _ => Verdict::Refused,
+            };
+        }
+        match *verdict {
+            Verdict::Admitted(multiplier) => Some(multiplier),
+            _ => None,
+        }
+    }
+}
+
+/// `exp(-tanh(sum of the weights of the preferred taints the worker has))`; 1 when it has none.
+fn taint_multiplier(constraints: &RoutingConstraints, taints: &BTreeSet<String>) -> f64 {
+    let preferred = constraints.preferred_taints.iter();
+    let matching = preferred.filter(|(taint, _)| taints.contains(taint.as_str()));
+    let sum: f64 = matching.map(|(_, &weight)| f64::from(weight)).sum();
+    (-sum.tanh()).exp()
 }
 
 /// Applies pin and affinity target.
@@ -62,20 +121,17 @@ pub(super) fn candidates(request: &PickRequest<'_>, load: &LoadTracker) -> Resul
         target.worker_id != pin.worker_id || target.dp_rank.is_some_and(|rank| rank != pin.dp_rank)
     });
     if other_target || request.allowed_worker_ids.is_some_and(|allowed| !allowed.contains(&pin.worker_id)) {
-        return Err(SelectionError::BadRequest(format!(
-            "pinned worker {} is not in allowed worker set",
-            pin.worker_id
-        )));
+        let text = format!("pinned worker {} is not in allowed worker set", pin.worker_id);
+        return Err(SelectionError::BadRequest(text));
     }
     match load.slot(pin) {
         Some(slot) if admits(request, load, slot) => Ok(Candidates::Pinned(slot)),
-        _ => Err(no_endpoints()),
+        _ => Err(nobody()),
     }
 }
 
-/// The error when an open request found nobody.
-pub(super) fn nobody() -> SelectionError {
-    no_endpoints()
+fn admits(request: &PickRequest<'_>, load: &LoadTracker, slot: Slot) -> bool {
+    load.facts(slot).is_some_and(|facts| excluded(request, facts).is_none())
 }
 
 /// Eligible ranks of an affinity target; none = the target is ignored.

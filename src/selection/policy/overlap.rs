@@ -1,6 +1,6 @@
 //! What every rank shares with the prompt at hand: cached blocks by the index, active blocks by live prompts.
 
-use super::{LaneMap, PickRequest};
+use super::LaneMap;
 use crate::selection::{
     index::{Lane, LaneSet, MatchClass, TierBlocks},
     load::Slot,
@@ -14,16 +14,47 @@ pub(super) fn has(set: &LaneSet, lane: Lane) -> bool {
     }
 }
 
-/// What the slot has cached, by membership in the match classes.
-pub(super) fn cached(classes: &[MatchClass], lanes: &dyn LaneMap, slot: Slot) -> TierBlocks {
-    if classes.is_empty() {
+/// What the slot has cached, by membership in the match classes, which are disjoint.
+pub(super) fn cached<'a>(
+    classes: impl IntoIterator<Item = &'a MatchClass, IntoIter: ExactSizeIterator>,
+    lanes: &dyn LaneMap,
+    slot: Slot,
+) -> TierBlocks {
+    let mut classes = classes.into_iter();
+    if classes.len() == 0 {
         return TierBlocks::default();
     }
     let Some(lane) = lanes.lane_of_slot(slot) else { return TierBlocks::default() };
-    classes.iter().find(|class| has(&class.lanes, lane)).map_or_else(TierBlocks::default, |class| class.blocks)
+    classes.find(|class| has(&class.lanes, lane)).map_or_else(TierBlocks::default, |class| class.blocks)
 }
 
-/// What the slot has cached of the request's prompt.
-pub(super) fn cached_of(request: &PickRequest<'_>, slot: Slot) -> TierBlocks {
-    cached(&request.matches.classes, request.index, slot)
+/// Whether a set has at most `most` lanes. Looks no further than needed.
+pub(super) fn at_most(set: &LaneSet, most: usize) -> bool {
+    match set {
+        LaneSet::List(list) => list.len() <= most,
+        LaneSet::Bits(words) => {
+            let mut count = 0;
+            words.iter().all(|word| {
+                count += word.count_ones() as usize;
+                count <= most
+            })
+        }
+    }
+}
+
+/// Visits the lanes of a set in ascending order.
+pub(super) fn for_each(set: &LaneSet, mut visit: impl FnMut(Lane)) {
+    match set {
+        LaneSet::List(list) => list.iter().for_each(|&lane| visit(Lane(lane))),
+        LaneSet::Bits(words) => {
+            for (at, &word) in words.iter().enumerate() {
+                let mut left = word;
+                while left != 0 {
+                    // A lane is a u16, so a set has at most 1,024 words.
+                    visit(Lane((at * 64) as u16 + left.trailing_zeros() as u16));
+                    left &= left - 1;
+                }
+            }
+        }
+    }
 }

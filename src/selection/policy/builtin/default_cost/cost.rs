@@ -3,7 +3,7 @@
 
 use crate::selection::{
     index::TierBlocks,
-    load::RankLoad,
+    load::{OrderSpec, RankLoad},
     policy::{CacheWeights, PickRequest},
     request::RouterConfigOverride,
 };
@@ -81,6 +81,11 @@ impl Formula {
         self.track && self.weights.parameters.overlap_score_credit_decay > 0.0
     }
 
+    /// Factor of the prefill term.
+    pub(super) fn scale(&self) -> f64 {
+        self.weights.parameters.prefill_load_scale
+    }
+
     /// Without a device credit the policy reads no cache data at all.
     pub(super) fn reads_cache(&self) -> bool {
         self.weights.parameters.overlap_score_credit > 0.0
@@ -96,44 +101,95 @@ impl Formula {
         self.weights.accounting.cached_tokens(cached, self.weights.block_size)
     }
 
-    /// The cost before the preferred-taint multiplier, at most `f64::MAX`.
-    pub(super) fn base(&self, inputs: &Inputs) -> f64 {
+    /// The cost, at most `f64::MAX`. `multiplier` is that of the preferred taints.
+    #[inline]
+    pub(super) fn cost(&self, inputs: &Inputs, multiplier: f64) -> f64 {
         let terms = self.terms(inputs);
-        (terms.prefill + terms.decode + terms.requests).min(f64::MAX)
+        ((terms.prefill + terms.decode + terms.requests) * multiplier).min(f64::MAX)
+    }
+
+    /// What the cost of a rank exceeds its base cost by, up to rounding, when it shares nothing with the prompt.
+    pub(super) fn prompt_cost(&self) -> f64 {
+        let prefill = if self.track {
+            self.weights.parameters.prefill_load_scale
+                * (self.prompt_tokens as f64 / f64::from(self.weights.block_size))
+        } else {
+            0.0
+        };
+        prefill + self.sequence_blocks as f64
+    }
+
+    /// The order in which ranks that share nothing with the prompt come.
+    pub(super) fn base_order(&self, by_taints: bool) -> OrderSpec {
+        let own = &self.weights.parameters;
+        OrderSpec {
+            prefill_scale: if self.track { own.prefill_load_scale } else { 0.0 },
+            decode: true,
+            request_weight: own.decode_active_request_weight,
+            by_taints,
+        }
+    }
+
+    /// Most that cached blocks can take off a cost, up to rounding.
+    pub(super) fn most_credit(&self, cached: TierBlocks) -> f64 {
+        if !self.reads_cache() {
+            return 0.0;
+        }
+        let credit = self.credit(1.0, cached);
+        if self.track {
+            self.weights.parameters.prefill_load_scale * credit
+        } else if self.decode_form() {
+            credit
+        } else {
+            0.0
+        }
+    }
+
+    fn decode_form(&self) -> bool {
+        self.weights.parameters.decode_label && !self.track && self.reads_cache()
     }
 
     pub(super) fn terms(&self, inputs: &Inputs) -> Terms {
         let own = &self.weights.parameters;
-        let block_size = f64::from(self.weights.block_size);
-        let (credit, cached_tokens) =
-            if self.reads_cache() { (self.credit(inputs), self.cached_tokens(inputs.cached)) } else { (0.0, 0) };
-        let decode = self.decode_blocks(inputs) as f64;
+        let (credit, cached_tokens) = if self.reads_cache() {
+            (self.credit(self.decay(&inputs.load), inputs.cached), self.cached_tokens(inputs.cached))
+        } else {
+            (0.0, 0)
+        };
+        let decode = sum(inputs.load.blocks, self.sequence_blocks - inputs.shared);
         let requests = own.decode_active_request_weight * inputs.load.requests as f64;
-        if own.decode_label && !self.track && self.reads_cache() {
+        if self.decode_form() {
             return Terms { prefill: 0.0, decode: (decode - credit).max(0.0), requests };
         }
         let raw_tokens = if self.track {
-            let uncached = self.prompt_tokens.saturating_sub(cached_tokens);
-            inputs.load.prefill_tokens.saturating_add(uncached).saturating_add(cached_tokens)
+            // The uncached part of the prompt and the cached one.
+            sum(inputs.load.prefill_tokens, self.prompt_tokens.max(cached_tokens))
         } else {
-            0
+            0.0
         };
-        let adjusted = (raw_tokens as f64 / block_size - credit).max(0.0);
+        let adjusted = (raw_tokens / f64::from(self.weights.block_size) - credit).max(0.0);
         Terms { prefill: own.prefill_load_scale * adjusted, decode, requests }
     }
 
-    fn credit(&self, inputs: &Inputs) -> f64 {
+    /// Share of the device credit left to a rank with this load.
+    fn decay(&self, load: &RankLoad) -> f64 {
+        if !self.credit_decays() {
+            return 1.0;
+        }
+        let excess = load.prefill_tokens.saturating_sub(self.least_prefill) as f64 / f64::from(self.weights.block_size);
+        1.0 / (1.0 + self.weights.parameters.overlap_score_credit_decay * (excess / self.request_blocks))
+    }
+
+    fn credit(&self, decay: f64, cached: TierBlocks) -> f64 {
         let own = &self.weights.parameters;
-        let decay = if self.credit_decays() {
-            let excess = inputs.load.prefill_tokens.saturating_sub(self.least_prefill) as f64
-                / f64::from(self.weights.block_size);
-            1.0 / (1.0 + own.overlap_score_credit_decay * (excess / self.request_blocks))
-        } else {
-            1.0
-        };
-        let cached = inputs.cached;
         own.overlap_score_credit * decay * f64::from(cached.device)
             + own.host_cache_hit_weight * f64::from(cached.host)
             + own.disk_cache_hit_weight * (f64::from(cached.disk) + f64::from(cached.external))
     }
+}
+
+/// The sum rounded once. Past 64 bits it goes on growing, so that saturation never makes a rank cheaper than its order
+/// says.
+fn sum(a: u64, b: u64) -> f64 {
+    a.checked_add(b).map_or_else(|| (u128::from(a) + u128::from(b)) as f64, |sum| sum as f64)
 }

@@ -1,43 +1,40 @@
 //! The whole table: every candidate with its inputs and cost. Needed by temperatures above 0 and by explanations, and
-//! the measure of what the walk must find.
+//! the measure of what the search must find.
 
 use super::cost::{Formula, Inputs};
 use crate::selection::{
     explain::{ExplainedCandidate, Explanation},
-    load::{LoadTracker, Slot, WorkerFacts},
+    load::{LoadTracker, Passed, Slot},
     policy::{
         PickRequest,
-        eligibility::{self, Candidates},
+        eligibility::{self, Candidates, Filter},
         overlap,
     },
 };
 
 /// One candidate.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Row {
+pub(super) struct Priced {
     pub(super) slot: Slot,
     pub(super) inputs: Inputs,
     pub(super) cost: f64,
 }
 
-/// All candidates, sorted by (worker, rank), and the formula that priced them.
+/// All candidates, and the formula that priced them.
+#[derive(Debug)]
 pub(super) struct Table {
-    pub(super) rows: Vec<Row>,
-    pub(super) formula: Formula,
+    pub(super) rows: Vec<Priced>,
+    formula: Formula,
+    path: Vec<Passed>,
 }
 
-/// `exp(-tanh(sum of the weights of the preferred taints the worker has))`; 1 when it has none.
-pub(super) fn taint_multiplier(request: &PickRequest<'_>, facts: &WorkerFacts) -> f64 {
-    let preferred = &request.constraints.preferred_taints;
-    if preferred.is_empty() {
-        return 1.0;
+/// What one rank contributes to its cost.
+pub(super) fn inputs(request: &PickRequest<'_>, load: &LoadTracker, path: &[Passed], slot: Slot) -> Inputs {
+    Inputs {
+        load: load.load(slot, request.now),
+        cached: overlap::cached(&request.matches.classes, request.index, slot),
+        shared: load.shared_on(path, slot),
     }
-    let sum: f64 = preferred
-        .iter()
-        .filter(|(taint, _)| facts.taints.contains(taint.as_str()))
-        .map(|(_, &weight)| f64::from(weight))
-        .sum();
-    (-sum.tanh()).exp()
 }
 
 /// Prices every candidate.
@@ -47,54 +44,47 @@ pub(super) fn table(
     load: &LoadTracker,
     candidates: &Candidates,
 ) -> Table {
-    let slots = match candidates {
-        Candidates::Pinned(slot) => vec![*slot],
-        Candidates::Affinity(slots) => slots.clone(),
-        Candidates::Open => load.slots().into_iter().filter(|&slot| eligibility::admits(request, load, slot)).collect(),
+    let mut filter = Filter::new(request, load);
+    let mut path = Vec::new();
+    load.walk(request.sequence, &mut path);
+    let mut rows = Vec::new();
+    let mut price = |slot: Slot, multiplier: f64| {
+        // The multiplier waits in the place of the cost until the least prefill load is known.
+        rows.push(Priced { slot, inputs: inputs(request, load, &path, slot), cost: multiplier });
     };
-    let mut shared = Vec::new();
-    load.for_each_sharing(request.sequence, |slot, blocks| {
-        if slot as usize >= shared.len() {
-            shared.resize(slot as usize + 1, 0);
+    match candidates {
+        Candidates::Pinned(slot) => price(*slot, 1.0),
+        Candidates::Affinity(slots) => {
+            for &slot in slots {
+                price(slot, filter.admits(&load.rows()[slot as usize]).unwrap_or(1.0));
+            }
         }
-        shared[slot as usize] = blocks;
-    });
-    let mut rows: Vec<Row> = slots
-        .into_iter()
-        .map(|slot| {
-            let inputs = Inputs {
-                load: load.load(slot, request.now),
-                cached: overlap::cached_of(request, slot),
-                shared: shared.get(slot as usize).copied().unwrap_or(0),
-            };
-            Row { slot, inputs, cost: 0.0 }
-        })
-        .collect();
-    formula.least_prefill = rows.iter().map(|row| row.inputs.load.prefill_tokens).min().unwrap_or(0);
-    let pinned = matches!(candidates, Candidates::Pinned(_));
-    for row in &mut rows {
-        row.cost = formula.base(&row.inputs);
-        if let (false, Some(facts)) = (pinned, load.facts(row.slot)) {
-            row.cost = (row.cost * taint_multiplier(request, facts)).min(f64::MAX);
+        Candidates::Open => {
+            for (slot, row) in load.rows().iter().enumerate() {
+                if let Some(multiplier) = filter.admits(row) {
+                    price(slot as Slot, multiplier);
+                }
+            }
         }
     }
-    Table { rows, formula }
+    formula.least_prefill = rows.iter().map(|row| row.inputs.load.prefill_tokens).min().unwrap_or(0);
+    for row in &mut rows {
+        row.cost = formula.cost(&row.inputs, row.cost);
+    }
+    Table { rows, formula, path }
 }
 
-/// The row with the least cost; equal ones are chosen from uniformly.
-pub(super) fn least(rows: &[Row], rng: &mut fastrand::Rng) -> Option<usize> {
+/// A row with the least cost; equal ones are chosen from uniformly.
+pub(super) fn least(rows: &[Priced], rng: &mut fastrand::Rng) -> Option<usize> {
     let mut best: Option<usize> = None;
     let mut ties = 0;
     for (at, row) in rows.iter().enumerate() {
         match best {
             Some(found) if row.cost > rows[found].cost => continue,
             Some(found) if row.cost == rows[found].cost => ties += 1,
-            _ => {
-                ties = 1;
-                best = Some(at);
-            }
+            _ => ties = 1,
         }
-        if ties > 1 && rng.u64(0..ties) == 0 {
+        if ties == 1 || rng.u64(0..ties) == 0 {
             best = Some(at);
         }
     }
@@ -102,18 +92,18 @@ pub(super) fn least(rows: &[Row], rng: &mut fastrand::Rng) -> Option<usize> {
 }
 
 /// A row drawn with probability proportional to `exp(-(cost - least) / (range * temperature))` (spec scheduling 2.3).
-pub(super) fn softmax(rows: &[Row], temperature: f64, rng: &mut fastrand::Rng) -> Option<usize> {
-    let least = rows.iter().map(|row| row.cost).fold(f64::INFINITY, f64::min);
-    let most = rows.iter().map(|row| row.cost).fold(f64::NEG_INFINITY, f64::max);
+pub(super) fn softmax(rows: &[Priced], temperature: f64, rng: &mut fastrand::Rng) -> Option<usize> {
     if rows.is_empty() {
         return None;
     }
+    let least = rows.iter().map(|row| row.cost).fold(f64::INFINITY, f64::min);
+    let most = rows.iter().map(|row| row.cost).fold(f64::NEG_INFINITY, f64::max);
     if least == most {
         return Some(rng.usize(0..rows.len()));
     }
-    // Costs are finite and not negative, so their range is finite.
-    let spread = (most - least) * temperature;
-    let weight = |row: &Row| if row.cost == least { 1.0 } else { (-(row.cost - least) / spread).exp() };
+    // Costs are finite and not negative, so their range is finite; position in it, then temperature, cannot overflow.
+    let range = most - least;
+    let weight = |row: &Priced| (-((row.cost - least) / range) / temperature).exp();
     let sum: f64 = rows.iter().map(weight).sum();
     let drawn = rng.f64();
     let mut cumulative = 0.0;
@@ -135,33 +125,26 @@ pub(super) fn explain(
     load: &LoadTracker,
     candidates: &Candidates,
 ) -> Explanation {
-    let price = |slot| table.rows.iter().find(|row| row.slot == slot);
+    let mut by_slot = vec![None; load.rows().len()];
+    table.rows.iter().for_each(|row| by_slot[row.slot as usize] = Some(row));
+    let multiplied = !request.constraints.preferred_taints.is_empty() && !matches!(candidates, Candidates::Pinned(_));
     let explained = load.slots().into_iter().filter_map(|slot| {
-        let (rank, facts, row) = (load.rank(slot)?, load.facts(slot)?, price(slot));
-        let inputs = row.map_or_else(
-            || Inputs {
-                load: load.load(slot, request.now),
-                cached: overlap::cached_of(request, slot),
-                shared: load.shared_blocks(slot, request.sequence),
-            },
-            |row| row.inputs,
-        );
+        let (rank, facts, row) = (load.rank(slot)?, load.facts(slot)?, by_slot[slot as usize]);
         let verdict = match (row, candidates) {
             (Some(_), _) => "eligible",
-            (None, Candidates::Open) => eligibility::excluded(request, facts).unwrap_or("eligible"),
             (None, Candidates::Pinned(_)) => "not_pinned",
             (None, Candidates::Affinity(_)) => eligibility::excluded(request, facts).unwrap_or("not_affinity_target"),
+            (None, Candidates::Open) => eligibility::excluded(request, facts)?,
         };
+        let inputs = row.map_or_else(|| inputs(request, load, &table.path, slot), |row| row.inputs);
         let mut cost_terms = Vec::new();
         if let Some(row) = row {
-            let terms = table.formula.terms(&row.inputs);
-            cost_terms.extend([
-                ("prefill", terms.prefill),
-                ("decode", terms.decode),
-                ("active_requests", terms.requests),
-            ]);
-            if !request.constraints.preferred_taints.is_empty() && !matches!(candidates, Candidates::Pinned(_)) {
-                cost_terms.push(("preferred_taints", row.cost - table.formula.base(&row.inputs)));
+            let terms = table.formula.terms(&inputs);
+            cost_terms.push(("prefill", terms.prefill));
+            cost_terms.push(("decode", terms.decode));
+            cost_terms.push(("active_requests", terms.requests));
+            if multiplied {
+                cost_terms.push(("preferred_taints", row.cost - table.formula.cost(&inputs, 1.0)));
             }
         }
         let cached = inputs.cached;

@@ -1,3 +1,6 @@
+mod recorded;
+mod search;
+
 use std::{collections::BTreeSet, sync::Arc};
 
 use super::*;
@@ -63,6 +66,25 @@ fn ask(tokens: u64) -> Ask {
     Ask { tokens, sequence: (0..tokens / 16).map(|block| 1_000_000 + block).collect(), ..Ask::default() }
 }
 
+impl Ask {
+    fn request<'a>(&'a self, matches: &'a Matches, now: Moment) -> PickRequest<'a> {
+        PickRequest {
+            prompt_tokens: self.tokens,
+            sequence: &self.sequence,
+            track_prefill_tokens: !self.untracked,
+            matches,
+            index: &Shifted(3),
+            pinned_worker: self.pin,
+            allowed_worker_ids: self.allowed.as_ref(),
+            affinity_target: self.affinity,
+            constraints: &self.constraints,
+            overrides: self.overrides.as_ref(),
+            explain: self.explain,
+            now,
+        }
+    }
+}
+
 impl Fleet {
     /// Workers 1, 2, ... with one rank each.
     fn new(parameters: DefaultCostParameters, block_size: u32, workers: u64) -> Self {
@@ -107,21 +129,7 @@ impl Fleet {
     }
 
     fn pick(&mut self, ask: &Ask) -> Result<Picked, SelectionError> {
-        let request = PickRequest {
-            prompt_tokens: ask.tokens,
-            sequence: &ask.sequence,
-            track_prefill_tokens: !ask.untracked,
-            matches: &self.matches,
-            index: &Shifted(3),
-            pinned_worker: ask.pin,
-            allowed_worker_ids: ask.allowed.as_ref(),
-            affinity_target: ask.affinity,
-            constraints: &ask.constraints,
-            overrides: ask.overrides.as_ref(),
-            explain: ask.explain,
-            now: Moment(0),
-        };
-        self.policy.pick(&request, &mut self.load, &mut self.rng)
+        self.policy.pick(&ask.request(&self.matches, Moment(0)), &mut self.load, &mut self.rng)
     }
 
     /// The cost of one worker, by allowing no other.
@@ -138,37 +146,4 @@ impl Fleet {
         let slot = self.pick(ask).unwrap().slot;
         self.load.rank(slot).unwrap().worker_id
     }
-}
-
-/// The three workers of cost_02: 2 device; 1 device and 2 host; 1 device and 2 disk blocks.
-fn tiers(parameters: DefaultCostParameters) -> Fleet {
-    let mut fleet = Fleet::new(parameters, 16, 3);
-    fleet.cached(1, 2, 0, 0, 0);
-    fleet.cached(2, 1, 2, 0, 0);
-    fleet.cached(3, 1, 0, 2, 0);
-    fleet
-}
-
-#[test]
-fn costs_of_the_recorded_tier_cases() {
-    let expect = |parameters, ask: &Ask, costs: [f64; 3]| assert_eq!(tiers(parameters).costs(ask), costs);
-    let prompt = ask(64);
-    expect(DEFAULTS, &prompt, [6.0, 5.5, 6.5]);
-    expect(DefaultCostParameters { overlap_score_credit: 0.0, ..DEFAULTS }, &prompt, [8.0, 8.0, 8.0]);
-    expect(DefaultCostParameters { prefill_load_scale: 0.5, ..DEFAULTS }, &prompt, [5.0, 4.75, 5.25]);
-    let weights = DefaultCostParameters { host_cache_hit_weight: 1.0, disk_cache_hit_weight: 0.5, ..DEFAULTS };
-    expect(weights, &prompt, [6.0, 5.0, 6.0]);
-    expect(DefaultCostParameters { prefill_load_scale: 2.0, ..DEFAULTS }, &prompt, [8.0, 7.0, 9.0]);
-    let untracked = Ask { untracked: true, ..prompt.clone() };
-    expect(DEFAULTS, &untracked, [2.0, 1.5, 2.5]);
-    expect(DefaultCostParameters { overlap_score_credit: 0.0, ..DEFAULTS }, &untracked, [4.0, 4.0, 4.0]);
-    let overridden = |by| Ask { overrides: Some(by), ..ask(64) };
-    expect(
-        DEFAULTS,
-        &overridden(RouterConfigOverride { overlap_score_weight: Some(0.0), ..Default::default() }),
-        [4.0; 3],
-    );
-    let scaled = RouterConfigOverride { prefill_load_scale: Some(0.5), ..Default::default() };
-    expect(DEFAULTS, &overridden(scaled), [5.0, 4.75, 5.25]);
-    assert_eq!(tiers(DEFAULTS).winner(&prompt), 2);
 }

@@ -1,0 +1,430 @@
+//! The cheapest rank without pricing all of them, exactly (design section 4).
+//!
+//! A rank that shares nothing with the prompt costs its base cost plus what the prompt costs anybody, so ranks are
+//! walked in the order of their base cost. Ranks in small match classes and small sets of live prompts are priced
+//! first. What any other rank can gain is bounded by the best of the wide classes and sets that are left; the walk ends
+//! where no gain can beat the best cost found. Costs always come from the formula itself: order and bound only decide
+//! what is *not* priced, so rounding cannot change the result.
+
+use super::cost::{Formula, Inputs};
+use crate::selection::{
+    index::{MatchClass, TierBlocks},
+    load::{LoadTracker, OrderSpec, Passed, Slot},
+    policy::{PickRequest, eligibility::Filter, overlap},
+};
+
+/// Classes and sets of at most this many ranks are priced outright. Small in tests, so that they meet both sides.
+const SMALL: usize = if cfg!(test) { 3 } else { 32 };
+
+/// Buckets of more ranks than this are sampled instead of priced.
+const LARGE: usize = if cfg!(test) { 5 } else { 64 };
+
+/// Samples taken of a large bucket before other means are tried.
+const SAMPLES: usize = if cfg!(test) { 4 } else { 32 };
+
+/// Bound on the relative rounding error of a cost: some ten operations of half a unit in the last place each.
+const ROUNDING: f64 = 1e-14;
+
+/// Memory a policy reuses from pick to pick.
+#[derive(Debug, Default)]
+pub(super) struct Scratch {
+    /// Runs of live prompts that the prompt passes through.
+    pub(super) path: Vec<Passed>,
+    /// By slot: the pick in which it was last priced.
+    priced: Vec<u64>,
+    pick: u64,
+    #[cfg(test)]
+    pub(super) trace: Trace,
+}
+
+/// What tests see of the last pick.
+#[cfg(test)]
+#[derive(Debug, Default)]
+pub(super) struct Trace {
+    /// Ranks looked at.
+    pub(super) looked_at: usize,
+    /// Ranks that could have been drawn.
+    pub(super) tied: std::collections::BTreeSet<Slot>,
+}
+
+/// What was found.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Found {
+    pub(super) slot: Slot,
+    pub(super) cost: f64,
+}
+
+/// A match class whose ranks were not priced outright.
+struct Wide<'a> {
+    class: &'a MatchClass,
+    credit: f64,
+}
+
+/// One search.
+pub(super) struct Search<'a> {
+    request: &'a PickRequest<'a>,
+    load: &'a LoadTracker,
+    formula: Formula,
+    filter: Filter<'a>,
+    path: &'a [Passed],
+    priced: &'a mut [u64],
+    pick: u64,
+    rng: &'a mut fastrand::Rng,
+    /// Deepest credit last.
+    wide: Vec<Wide<'a>>,
+    /// `path[..wide_runs]` are the runs whose owners were not priced outright.
+    wide_runs: usize,
+    best: f64,
+    chosen: Option<Slot>,
+    /// Ranks priced at `best`.
+    ties: u64,
+    /// Buckets that were sampled: their members cost at least `best`, and those that cost `best` tie as well.
+    pools: Vec<&'a [Slot]>,
+    #[cfg(test)]
+    trace: &'a mut Trace,
+}
+
+impl<'a> Search<'a> {
+    pub(super) fn new(
+        request: &'a PickRequest<'a>,
+        load: &'a LoadTracker,
+        formula: Formula,
+        scratch: &'a mut Scratch,
+        rng: &'a mut fastrand::Rng,
+    ) -> Self {
+        scratch.pick += 1;
+        if scratch.priced.len() < load.rows().len() {
+            scratch.priced.resize(load.rows().len(), 0);
+        }
+        load.walk(request.sequence, &mut scratch.path);
+        Self {
+            request,
+            load,
+            formula,
+            filter: Filter::new(request, load),
+            path: &scratch.path,
+            priced: &mut scratch.priced,
+            pick: scratch.pick,
+            rng,
+            wide: Vec::new(),
+            wide_runs: 0,
+            best: f64::INFINITY,
+            chosen: None,
+            ties: 0,
+            pools: Vec::new(),
+            #[cfg(test)]
+            trace: {
+                scratch.trace = Trace::default();
+                &mut scratch.trace
+            },
+        }
+    }
+
+    /// The best of the given ranks. Those that are not eligible are skipped, for `pinned` ones the caller has checked,
+    /// and their cost knows no preferred taints.
+    pub(super) fn among(mut self, slots: impl Iterator<Item = Slot> + Clone, pinned: bool) -> Option<Found> {
+        if self.formula.credit_decays() {
+            let mut least = u64::MAX;
+            for slot in slots.clone() {
+                if pinned || self.admits(slot).is_some() {
+                    least = least.min(self.load.load(slot, self.request.now).prefill_tokens);
+                }
+            }
+            self.formula.least_prefill = least;
+        }
+        for slot in slots {
+            let multiplier = if pinned { Some(1.0) } else { self.admits(slot) };
+            if let (Some(multiplier), false) = (multiplier, self.mark(slot)) {
+                self.price(slot, None, None, multiplier);
+            }
+        }
+        self.finish()
+    }
+
+    /// The best of all eligible ranks. `order` is by base cost, with a group for each set of taints if `by_taints`;
+    /// `prefill_order` is by prefill tokens alone, needed when the credit decays.
+    pub(super) fn open(mut self, order: usize, by_taints: bool, prefill_order: Option<usize>) -> Option<Found> {
+        if let Some(order) = prefill_order {
+            self.formula.least_prefill = self.least_prefill(order);
+        }
+        for slot in self.load.decaying() {
+            self.visit(slot);
+        }
+        self.price_small_sets();
+        let mut groups = Vec::with_capacity(1);
+        for group in 0..self.load.order_groups(order) {
+            let multiplier = if by_taints { self.filter.multiplier(group as u32) } else { Some(1.0) };
+            if let (Some(multiplier), Some((base, _))) = (multiplier, self.load.buckets(order, group).next()) {
+                groups.push((self.bound(base, multiplier), group, multiplier));
+            }
+        }
+        groups.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
+        for (_, group, multiplier) in groups {
+            self.walk(order, group, multiplier);
+        }
+        self.finish()
+    }
+
+    fn least_prefill(&mut self, order: usize) -> u64 {
+        let load = self.load;
+        let mut least = u64::MAX;
+        for slot in load.decaying() {
+            if self.admits(slot).is_some() {
+                least = least.min(load.load(slot, self.request.now).prefill_tokens);
+            }
+        }
+        for &slot in load.buckets(order, 0).flat_map(|(_, slots)| slots) {
+            if self.admits(slot).is_some() {
+                return least.min(load.rows()[slot as usize].load.prefill_tokens);
+            }
+        }
+        least
+    }
+
+    /// Prices small classes and sets, and remembers the wide ones.
+    fn price_small_sets(&mut self) {
+        let (load, request, path) = (self.load, self.request, self.path);
+        self.wide_runs = path.partition_point(|passed| load.owners(*passed).len() > SMALL);
+        // Deepest first: owners of a run are among those of the runs above it.
+        for passed in path[self.wide_runs..].iter().rev() {
+            load.owners(*passed).for_each(|slot| self.visit_sharing(slot, u64::from(passed.depth)));
+        }
+        for class in &request.matches.classes {
+            if overlap::at_most(&class.lanes, SMALL) {
+                self.price_class(class);
+            } else {
+                self.wide.push(Wide { class, credit: self.formula.most_credit(class.blocks) });
+            }
+        }
+        self.wide.sort_by(|a, b| a.credit.total_cmp(&b.credit));
+    }
+
+    fn price_class(&mut self, class: &MatchClass) {
+        overlap::for_each(&class.lanes, |lane| {
+            if let Some(slot) = self.request.index.slot_of(lane)
+                && let Some(multiplier) = self.admits(slot)
+                && !self.mark(slot)
+            {
+                self.price(slot, Some(class.blocks), None, multiplier);
+            }
+        });
+    }
+
+    fn walk(&mut self, order: usize, group: usize, multiplier: f64) {
+        let load = self.load;
+        let mut walked = 0;
+        for (base, slots) in load.buckets(order, group) {
+            // Not written as `<=`: a bound that is not a number ends nothing.
+            if self.bound(base, multiplier) > self.best {
+                return;
+            }
+            if slots.len() > LARGE {
+                self.bucket(slots, multiplier);
+                continue;
+            }
+            slots.iter().for_each(|&slot| self.visit(slot));
+            walked += slots.len();
+            if walked > SMALL && self.narrow(walked) {
+                walked = 0;
+            }
+        }
+    }
+
+    /// Least cost of any rank not priced yet whose base cost is at least `base`.
+    fn bound(&self, base: f64, multiplier: f64) -> f64 {
+        let prompt = self.formula.prompt_cost();
+        let gain = self.wide.last().map_or(0.0, |wide| wide.credit) + self.widest_shared() as f64;
+        let rounding = (base + prompt + gain) * ROUNDING;
+        (multiplier * ((base + prompt - gain).max(0.0) - rounding)).min(f64::MAX)
+    }
+
+    /// Most blocks of the prompt that live prompts of a rank not priced outright hold.
+    fn widest_shared(&self) -> u64 {
+        self.wide_runs.checked_sub(1).map_or(0, |at| u64::from(self.path[at].depth))
+    }
+
+    /// Deals with ranks of equal load without pricing each.
+    fn bucket(&mut self, slots: &'a [Slot], multiplier: f64) {
+        loop {
+            let least = self.least_of(slots[0], multiplier);
+            if least > self.best {
+                return;
+            }
+            if least == self.best {
+                self.pools.push(slots);
+                return;
+            }
+            for _ in 0..SAMPLES {
+                let slot = slots[self.rng.usize(0..slots.len())];
+                if self.cost_of_unpriced(slot) == Some(least) {
+                    self.best = least;
+                    (self.chosen, self.ties) = (None, 0);
+                    self.pools.clear();
+                    self.pools.push(slots);
+                    return;
+                }
+            }
+            // Nobody here seems to be in the best wide class: take it out of the bound if that is cheaper.
+            if !self.narrow(slots.len()) {
+                slots.iter().for_each(|&slot| self.visit(slot));
+                return;
+            }
+        }
+    }
+
+    /// The cost that the best placed member of a bucket could have.
+    fn least_of(&self, member: Slot, multiplier: f64) -> f64 {
+        let load = self.load.rows()[member as usize].load;
+        let shared = self.widest_shared();
+        let cost = |cached| self.formula.cost(&Inputs { load, cached, shared }, multiplier);
+        self.wide.iter().map(|wide| cost(wide.class.blocks)).fold(cost(TierBlocks::default()), f64::min)
+    }
+
+    /// Prices outright whatever bounds the gain, if it has at most `most` ranks. `false` if it has more.
+    fn narrow(&mut self, most: usize) -> bool {
+        if let Some(wide) = self.wide.last()
+            && overlap::at_most(&wide.class.lanes, most)
+        {
+            let class = wide.class;
+            self.wide.pop();
+            self.price_class(class);
+            return true;
+        }
+        if let Some(at) = self.wide_runs.checked_sub(1)
+            && self.load.owners(self.path[at]).len() <= most
+        {
+            let (load, passed) = (self.load, self.path[at]);
+            self.wide_runs = at;
+            load.owners(passed).for_each(|slot| self.visit_sharing(slot, u64::from(passed.depth)));
+            return true;
+        }
+        false
+    }
+
+    fn visit(&mut self, slot: Slot) {
+        self.look();
+        if let Some(multiplier) = self.admits(slot)
+            && !self.mark(slot)
+        {
+            self.price(slot, None, None, multiplier);
+        }
+    }
+
+    fn visit_sharing(&mut self, slot: Slot, shared: u64) {
+        if let Some(multiplier) = self.admits(slot)
+            && !self.mark(slot)
+        {
+            self.price(slot, None, Some(shared), multiplier);
+        }
+    }
+
+    #[cfg(test)]
+    fn trace_pools(&mut self) {
+        if self.ties == 0 {
+            self.trace.tied.clear();
+        }
+        for slot in self.pools.concat() {
+            if self.cost_of_unpriced(slot) == Some(self.best) {
+                self.trace.tied.insert(slot);
+            }
+        }
+    }
+
+    /// Counts the work, in tests.
+    fn look(&mut self) {
+        #[cfg(test)]
+        {
+            self.trace.looked_at += 1;
+        }
+    }
+
+    fn admits(&mut self, slot: Slot) -> Option<f64> {
+        self.filter.admits(self.load.rows().get(slot as usize)?)
+    }
+
+    /// Marks a slot as priced; whether it was.
+    fn mark(&mut self, slot: Slot) -> bool {
+        std::mem::replace(&mut self.priced[slot as usize], self.pick) == self.pick
+    }
+
+    fn inputs(&self, slot: Slot, cached: Option<TierBlocks>, shared: Option<u64>) -> Inputs {
+        let row = &self.load.rows()[slot as usize];
+        Inputs {
+            load: if row.decays { self.load.load(slot, self.request.now) } else { row.load },
+            cached: cached.unwrap_or_else(|| overlap::cached(&self.request.matches.classes, self.request.index, slot)),
+            shared: shared.unwrap_or_else(|| self.load.shared_on(self.path, slot)),
+        }
+    }
+
+    fn price(&mut self, slot: Slot, cached: Option<TierBlocks>, shared: Option<u64>, multiplier: f64) {
+        self.look();
+        let cost = self.formula.cost(&self.inputs(slot, cached, shared), multiplier);
+        if cost < self.best {
+            self.best = cost;
+            (self.chosen, self.ties) = (Some(slot), 1);
+            self.pools.clear();
+        } else if cost == self.best {
+            self.ties += 1;
+            if self.rng.u64(0..self.ties) == 0 {
+                self.chosen = Some(slot);
+            }
+        } else {
+            return;
+        }
+        #[cfg(test)]
+        {
+            if self.ties == 1 {
+                self.trace.tied.clear();
+            }
+            self.trace.tied.insert(slot);
+        }
+    }
+
+    /// The cost of an eligible rank that was not priced.
+    fn cost_of_unpriced(&mut self, slot: Slot) -> Option<f64> {
+        self.look();
+        let multiplier = self.admits(slot)?;
+        let open = self.priced[slot as usize] != self.pick;
+        open.then(|| self.formula.cost(&self.inputs(slot, None, None), multiplier))
+    }
+
+    /// Draws uniformly among the ranks priced at the best cost and the members of pools that have it.
+    fn finish(mut self) -> Option<Found> {
+        #[cfg(test)]
+        self.trace_pools();
+        let pooled: usize = self.pools.iter().map(|pool| pool.len()).sum();
+        let mut drawn = None;
+        for _ in 0..if pooled == 0 { 0 } else { 16 * SAMPLES } {
+            let at = self.rng.u64(0..self.ties + pooled as u64);
+            if at < self.ties {
+                drawn = self.chosen;
+                break;
+            }
+            let mut at = (at - self.ties) as usize;
+            let mut pools = self.pools.iter();
+            let slot = pools.find_map(|pool| {
+                let slot = pool.get(at).copied();
+                at = at.wrapping_sub(pool.len());
+                slot
+            })?;
+            if self.cost_of_unpriced(slot) == Some(self.best) {
+                drawn = Some(slot);
+                break;
+            }
+        }
+        if drawn.is_none() {
+            for pool in std::mem::take(&mut self.pools) {
+                pool.iter().for_each(|&slot| self.visit(slot));
+            }
+            drawn = self.chosen;
+        }
+        drawn.map(|slot| Found { slot, cost: self.best })
+    }
+}
+
+/// The orders a search needs.
+pub(super) fn order_specs(formula: &Formula, by_taints: bool) -> (OrderSpec, Option<OrderSpec>) {
+    let base = formula.base_order(by_taints);
+    let prefill = OrderSpec { prefill_scale: 1.0, decode: false, request_weight: 0.0, by_taints: false };
+    (base, formula.credit_decays().then_some(prefill))
+}
