@@ -124,12 +124,6 @@ impl LoadTracker {
 
     /// The facts of a worker with at least one slot in use.
     pub fn worker(&self, worker_id: u64) -> Option<&Arc<WorkerFacts>> {
-        let _ = worker_id;
-        todo!()
-    }
-
-    /// The facts of a worker with at least one slot in use.
-    pub fn worker(&self, worker_id: u64) -> Option<&Arc<WorkerFacts>> {
         self.facts(self.slots_of(worker_id).next()?)
     }
 

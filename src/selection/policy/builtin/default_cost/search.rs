@@ -368,11 +368,9 @@ impl<'a> Search<'a> {
             if self.rng.u64(0..self.ties) == 0 {
                 self.chosen = Some(slot);
             }
-        } else {
-            return;
         }
         #[cfg(test)]
-        {
+        if cost == self.best {
             if self.ties == 1 {
                 self.trace.tied.clear();
             }
