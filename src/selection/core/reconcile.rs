@@ -283,7 +283,7 @@ impl SelectionCore {
     }
 
     /// Shows readers the new record in place of the old one.
-    fn publish(&self, old: Option<&WorkerRecord>, new: Option<&Arc<WorkerRecord>>) {
+    pub(super) fn publish(&self, old: Option<&WorkerRecord>, new: Option<&Arc<WorkerRecord>>) {
         let mut records = self.records.write();
         if let Some(old) = old {
             let key = old.request.partition();

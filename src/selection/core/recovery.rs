@@ -50,7 +50,7 @@ fn fill(partition: &PartitionRef, staged: &PrefixIndex, core: &SelectionCore) {
         }),
         // Recovered decisions expire like those made now.
         PartitionIndex::Approximate(approximate) => {
-            dump::for_each_chain(staged, &mut |rank, locals, seqs| {
+            dump::for_each_chain(staged, |rank, locals, seqs| {
                 approximate.record(rank, locals, seqs, core.clock.now());
             });
         }

@@ -44,7 +44,7 @@ impl SelectionCore {
         let mut catalog = self.catalog.lock();
         check_version(&catalog, owner, version)?;
         let adopted = match adopt.filter(|&from| from != owner) {
-            Some(from) => adopt_records(&mut catalog, from, owner)?,
+            Some(from) => self.adopt(&mut catalog, from, owner)?,
             None => false,
         };
         let (name, state) = catalog.owner_mut(owner)?;
@@ -208,6 +208,30 @@ impl SelectionCore {
         self.put(catalog, request, state, Arc::clone(owner));
     }
 
+    /// Makes the live workers of `from` `to`'s, to be reconciled as such, and forgets what `from` wanted.
+    fn adopt(&self, catalog: &mut Catalog, from: &str, to: &str) -> Result<bool, CatalogError> {
+        let (to, _) = catalog.owner_mut(to)?;
+        let mut adopted = BTreeSet::new();
+        for (&id, entry) in &mut catalog.workers {
+            if &*entry.record.owner == from {
+                Arc::make_mut(&mut entry.record).owner = Arc::clone(&to);
+                self.publish(None, Some(&entry.record));
+                adopted.insert(id);
+            }
+        }
+        if let Some(owner) = catalog.owners.get_mut(from) {
+            owner.desired.clear();
+            owner.dirty.clear();
+            owner.source_error = None;
+        }
+        catalog.forget_idle_owner(from);
+        let any = !adopted.is_empty();
+        if let Some(owner) = catalog.owners.get_mut(&to) {
+            owner.dirty.extend(adopted);
+        }
+        Ok(any)
+    }
+
     fn report(&self, mut catalog: MutexGuard<'_, Catalog>, owner: &Arc<str>, only: Option<&[u64]>) -> CatalogReport {
         let mut report = CatalogReport { instance_id: self.instance_id.clone(), ..CatalogReport::default() };
         if let Some(state) = catalog.owners.get(owner) {
@@ -288,27 +312,4 @@ fn replace_desired(current: &mut BTreeMap<u64, Desired>, mut new: BTreeMap<u64, 
         }
     }
     *current = new;
-}
-
-/// Makes the live workers of `from` `to`'s, to be reconciled as such, and forgets what `from` wanted.
-fn adopt_records(catalog: &mut Catalog, from: &str, to: &str) -> Result<bool, CatalogError> {
-    let (to, _) = catalog.owner_mut(to)?;
-    let mut adopted = BTreeSet::new();
-    for (&id, entry) in &mut catalog.workers {
-        if &*entry.record.owner == from {
-            Arc::make_mut(&mut entry.record).owner = Arc::clone(&to);
-            adopted.insert(id);
-        }
-    }
-    if let Some(owner) = catalog.owners.get_mut(from) {
-        owner.desired.clear();
-        owner.dirty.clear();
-        owner.source_error = None;
-    }
-    catalog.forget_idle_owner(from);
-    let any = !adopted.is_empty();
-    if let Some(owner) = catalog.owners.get_mut(&to) {
-        owner.dirty.extend(adopted);
-    }
-    Ok(any)
 }

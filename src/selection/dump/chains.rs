@@ -18,7 +18,7 @@ struct Node {
 /// hashes. Runs whose parent is not held are left out.
 pub(in crate::selection) fn for_each_chain(
     index: &PrefixIndex,
-    visit: &mut dyn FnMut(WorkerWithDpRank, &[u64], &[u64]),
+    mut visit: impl FnMut(WorkerWithDpRank, &[u64], &[u64]),
 ) {
     let mut nodes: Vec<Node> = Vec::new();
     let mut known: HashMap<(WorkerWithDpRank, u64), usize> = HashMap::new();

@@ -13,8 +13,5 @@ mod export;
 mod import;
 mod scanner;
 
-#[cfg(test)]
-mod tests;
-
 pub use self::import::{DumpError, DumpImport, ImportReport};
 pub(super) use self::{chains::for_each_chain, export::write, import::StagedPartition};

@@ -9,9 +9,6 @@ mod index;
 mod membership;
 mod state;
 
-#[cfg(test)]
-mod tests;
-
 use std::{
     collections::HashMap,
     fmt,
