@@ -4,6 +4,7 @@
 //! it has the full list. One task a target applies it, each with the newest snapshot as its only pending work, so
 //! that a slow or dead target delays nobody.
 
+pub mod apply;
 pub mod file;
 pub mod snapshot;
 pub mod source;

@@ -132,6 +132,18 @@ mod tests {
     }
 
     #[test]
+    fn records_survive_the_wire() {
+        let mut record = worker(u64::MAX, "a");
+        record.request.fields.kv_events_endpoints.insert(3, "tcp://a:1".to_owned());
+        record.request.fields.kv_transfer_preferred_weight = Some(0.1);
+        let sent = snapshot(vec![record]).to_catalog();
+        let received: CatalogSnapshot = serde_json::from_slice(&serde_json::to_vec(&sent).unwrap()).unwrap();
+        assert_eq!(received, sent);
+        let again = Snapshot::new(received.version, received.workers).unwrap();
+        assert_eq!(again.digest(), sent.digest);
+    }
+
+    #[test]
     fn an_id_twice_is_refused() {
         let twice = Snapshot::new(SnapshotVersion::default(), vec![worker(7, "a"), worker(1, "a"), worker(7, "b")]);
         assert_eq!(twice, Err(DuplicateId(7)));

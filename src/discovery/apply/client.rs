@@ -1,0 +1,249 @@
+//! One HTTP client for all calls to a target: timeouts, bounded answers, a bearer token, and errors with a reason.
+
+use std::{io, time::Duration};
+
+use async_compression::tokio::bufread::ZstdEncoder;
+use reqwest::{Method, StatusCode, Url, header};
+use serde::de::DeserializeOwned;
+use tokio::io::AsyncReadExt;
+use zeroize::Zeroizing;
+
+/// Longest time to connect.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+/// Longest time for a call about one record, or a look.
+const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest time for a call that carries a whole catalog.
+const CATALOG_TIMEOUT: Duration = Duration::from_secs(120);
+/// Longest answer that is read, in bytes.
+const MAX_ANSWER: usize = 512 << 20;
+/// Bodies from here on are compressed where the target reads that.
+const COMPRESS_FROM: usize = 256 << 10;
+/// How much of an error's text is kept.
+const MAX_ERROR_TEXT: usize = 300;
+
+/// Why a call gave no answer that can be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ClientError {
+    /// No connection, or it broke.
+    #[error("{call}: {reason}")]
+    Transport {
+        /// Method and path.
+        call: String,
+        /// The client's words.
+        reason: String,
+    },
+    /// No answer in time.
+    #[error("{call}: no answer in time")]
+    Timeout {
+        /// Method and path.
+        call: String,
+    },
+    /// An error status.
+    #[error("{call}: {status} {text}")]
+    Status {
+        /// Method and path.
+        call: String,
+        /// HTTP status.
+        status: u16,
+        /// The beginning of the answer.
+        text: String,
+    },
+    /// An answer of another shape, or one without end.
+    #[error("{call}: unexpected answer: {reason}")]
+    Answer {
+        /// Method and path.
+        call: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+impl ClientError {
+    /// A stable word for metrics.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Transport { .. } => "transport",
+            Self::Timeout { .. } => "timeout",
+            Self::Status { status, .. } if *status >= 500 => "server_error",
+            Self::Status { .. } => "client_error",
+            Self::Answer { .. } => "answer",
+        }
+    }
+
+    /// The status, where there was one.
+    pub fn status(&self) -> Option<u16> {
+        match self {
+            Self::Status { status, .. } => Some(*status),
+            _ => None,
+        }
+    }
+
+    /// Whether the target was not there.
+    pub(super) fn is_transport(&self) -> bool {
+        matches!(self, Self::Transport { .. })
+    }
+
+    pub(super) fn unavailable(call: &str) -> Self {
+        Self::Transport { call: call.to_owned(), reason: "not available".to_owned() }
+    }
+}
+
+/// Calls one selector.
+#[derive(Clone, Debug)]
+pub struct RemoteClient {
+    http: reqwest::Client,
+    base: Url,
+    token: Option<Token>,
+}
+
+#[derive(Clone)]
+struct Token(Zeroizing<String>);
+
+impl std::fmt::Debug for Token {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("redacted")
+    }
+}
+
+impl RemoteClient {
+    /// Calls `base`, such as `http://10.0.0.7:8092`, with `token` as bearer.
+    ///
+    /// # Errors
+    /// An address that is no http or https URL; a TLS set-up that fails.
+    pub fn new(base: &str, token: Option<Zeroizing<String>>) -> Result<Self, String> {
+        let mut base = Url::parse(base).map_err(|e| format!("`{base}` is no URL: {e}"))?;
+        if !matches!(base.scheme(), "http" | "https") || base.host_str().is_none() {
+            return Err(format!("`{base}` is not of the form http://HOST:PORT"));
+        }
+        // So that a path in the address is kept when calls add theirs.
+        if !base.path().ends_with('/') {
+            let path = format!("{}/", base.path());
+            base.set_path(&path);
+        }
+        let http = reqwest::Client::builder()
+            // Selectors are neighbours: a proxy for the outside world is not on the way to them.
+            .no_proxy()
+            .redirect(reqwest::redirect::Policy::none())
+            .connect_timeout(CONNECT_TIMEOUT)
+            .tcp_nodelay(true)
+            .pool_idle_timeout(Duration::from_secs(60))
+            .build()
+            .map_err(|e| e.to_string())?;
+        Ok(Self { http, base, token: token.map(Token) })
+    }
+
+    /// The address, without a slash at its end.
+    pub fn address(&self) -> &str {
+        self.base.as_str().trim_end_matches('/')
+    }
+
+    /// Sends a request about one record or none; `body` is JSON.
+    ///
+    /// # Errors
+    /// Everything but a 2xx status.
+    pub async fn call(
+        &self,
+        method: Method,
+        path: &[&str],
+        query: &[(&str, &str)],
+        body: Option<Vec<u8>>,
+    ) -> Result<Vec<u8>, ClientError> {
+        let (mut request, call) = self.request(method, path);
+        if !query.is_empty() {
+            request = request.query(query);
+        }
+        if let Some(body) = body {
+            request = request.header(header::CONTENT_TYPE, "application/json").body(body);
+        }
+        self.finish(request.timeout(CALL_TIMEOUT), call).await
+    }
+
+    /// Sends a catalog, compressed when it is large.
+    ///
+    /// # Errors
+    /// Everything but a 2xx status.
+    pub async fn send_catalog(&self, path: &[&str], mut body: Vec<u8>) -> Result<Vec<u8>, ClientError> {
+        let (mut request, call) = self.request(Method::PUT, path);
+        request = request.header(header::CONTENT_TYPE, "application/json").timeout(CATALOG_TIMEOUT);
+        if body.len() >= COMPRESS_FROM {
+            let packed = compress(&body).await;
+            body = packed.map_err(|e| ClientError::Transport { call: call.clone(), reason: e.to_string() })?;
+            request = request.header(header::CONTENT_ENCODING, "zstd");
+        }
+        self.finish(request.body(body), call).await
+    }
+
+    fn request(&self, method: Method, path: &[&str]) -> (reqwest::RequestBuilder, String) {
+        let call = format!("{method} {}/{}", self.address(), path.join("/"));
+        let mut url = self.base.clone();
+        if let Ok(mut segments) = url.path_segments_mut() {
+            segments.pop_if_empty().extend(path);
+        }
+        let request = self.http.request(method, url);
+        match &self.token {
+            Some(Token(token)) => (request.bearer_auth(token.as_str()), call),
+            None => (request, call),
+        }
+    }
+
+    async fn finish(&self, request: reqwest::RequestBuilder, call: String) -> Result<Vec<u8>, ClientError> {
+        let failed = |error: reqwest::Error| {
+            if error.is_timeout() {
+                ClientError::Timeout { call: call.clone() }
+            } else {
+                ClientError::Transport { call: call.clone(), reason: innermost(&error) }
+            }
+        };
+        let mut response = request.send().await.map_err(failed)?;
+        let status = response.status();
+        let mut answer = Vec::new();
+        while let Some(chunk) = response.chunk().await.map_err(failed)? {
+            if answer.len() + chunk.len() > MAX_ANSWER {
+                let reason = format!("longer than {MAX_ANSWER} bytes");
+                return Err(ClientError::Answer { call, reason });
+            }
+            answer.extend_from_slice(&chunk);
+        }
+        if status.is_success() {
+            return Ok(answer);
+        }
+        Err(ClientError::Status { call, status: status.as_u16(), text: error_text(status, &answer) })
+    }
+
+    /// Reads an answer.
+    pub(super) fn decode<T: DeserializeOwned>(&self, call: &str, answer: &[u8]) -> Result<T, ClientError> {
+        serde_json::from_slice(answer)
+            .map_err(|e| ClientError::Answer { call: format!("{call} of {}", self.address()), reason: e.to_string() })
+    }
+}
+
+async fn compress(body: &[u8]) -> io::Result<Vec<u8>> {
+    let mut packed = Vec::with_capacity(body.len() / 8);
+    ZstdEncoder::with_quality(body, async_compression::Level::Fastest).read_to_end(&mut packed).await?;
+    Ok(packed)
+}
+
+/// The text of an error answer: of ours and the reference's `{"error": "..."}`, else its beginning.
+fn error_text(status: StatusCode, answer: &[u8]) -> String {
+    #[derive(serde::Deserialize)]
+    struct ErrorBody {
+        error: String,
+    }
+    let text = serde_json::from_slice::<ErrorBody>(answer).map_or_else(
+        |_| String::from_utf8_lossy(&answer[..answer.len().min(MAX_ERROR_TEXT * 4)]).into_owned(),
+        |b| b.error,
+    );
+    if text.trim().is_empty() {
+        return status.canonical_reason().unwrap_or_default().to_owned();
+    }
+    text.chars().take(MAX_ERROR_TEXT).collect()
+}
+
+/// The cause that says something: "connection refused" rather than "error sending request".
+fn innermost(error: &reqwest::Error) -> String {
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(next) = cause.source() {
+        cause = next;
+    }
+    cause.to_string()
+}

@@ -1,0 +1,212 @@
+//! A selector behind HTTP: by `PUT /catalog/{owner}` where it offers that, by its `/workers` routes where it does not.
+
+use std::{
+    path::PathBuf,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use reqwest::Method;
+use zeroize::Zeroizing;
+
+use super::{
+    Check, ClientError, PassError, PassReport, RemoteClient, Target, in_process::summary, reference::WorkersRoutes,
+};
+use crate::{
+    discovery::Snapshot,
+    selection::catalog::{CatalogReport, CatalogStatus, OwnerStatus, SnapshotVersion},
+};
+
+/// A delta is sent when it has at most this share of the records.
+const DELTA_SHARE: usize = 2;
+
+/// How a remote selector is driven.
+#[derive(Clone, Debug, Default)]
+pub struct RemoteOptions {
+    /// Owner of the records, `file.<name>`.
+    pub owner: String,
+    /// Bearer token.
+    pub token: Option<Zeroizing<String>>,
+    /// Where the ids sent to a selector without `/catalog` are remembered over restarts.
+    pub state_dir: Option<PathBuf>,
+    /// Delete workers that somebody else registered at a selector without `/catalog`.
+    pub prune: bool,
+}
+
+/// A remote selector.
+#[derive(Debug)]
+pub struct RemoteTarget {
+    client: RemoteClient,
+    owner: String,
+    /// Raised when the selector knows a later version than the source's.
+    epoch: u64,
+    face: Face,
+    /// Of the run of the selector that was last applied to.
+    instance_id: String,
+    routes: WorkersRoutes,
+}
+
+/// What the selector offers.
+#[derive(Debug)]
+enum Face {
+    /// Not asked yet, or answering differently than before.
+    Unknown,
+    /// `/catalog`, with what this process applied there last.
+    Catalog(Option<Snapshot>),
+    /// `/workers` alone.
+    Workers,
+}
+
+impl RemoteTarget {
+    /// The selector at `address`.
+    ///
+    /// # Errors
+    /// An address that is none.
+    pub fn new(address: &str, options: RemoteOptions) -> Result<Self, String> {
+        let client = RemoteClient::new(address, options.token)?;
+        let routes = WorkersRoutes::new(client.clone(), &options.owner, options.state_dir, options.prune);
+        Ok(Self { client, owner: options.owner, epoch: 0, face: Face::Unknown, instance_id: String::new(), routes })
+    }
+
+    /// Asks for the catalog; `None` where there is no such route.
+    async fn catalog(&self) -> Result<Option<CatalogStatus>, ClientError> {
+        match self.client.call(Method::GET, &["catalog"], &[], None).await {
+            Ok(answer) => self.client.decode("GET /catalog", &answer).map(Some),
+            Err(error) if matches!(error.status(), Some(404 | 405)) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn ours<'a>(&self, status: &'a CatalogStatus) -> Option<&'a OwnerStatus> {
+        status.owners.iter().find(|o| o.owner == self.owner)
+    }
+
+    fn at_epoch(&self, snapshot: &Snapshot) -> Snapshot {
+        let epoch = self.epoch.max(snapshot.version.epoch);
+        snapshot.with_version(SnapshotVersion { epoch, ..snapshot.version })
+    }
+
+    async fn apply_catalog(&mut self, snapshot: &Snapshot) -> Result<PassReport, PassError> {
+        if let Some(report) = self.try_delta(snapshot).await? {
+            return Ok(report);
+        }
+        match self.send_whole(snapshot).await {
+            Err(PassError::Call(error)) if error.status() == Some(409) => {}
+            done => return done,
+        }
+        // Refused as old: find out by what, and go above it.
+        let now = self.catalog().await?.unwrap_or_default();
+        let current = self.ours(&now).map(|o| o.version).unwrap_or_default();
+        tracing::warn!(
+            selector = self.client.address(),
+            owner = self.owner,
+            epoch = current.epoch,
+            generation = current.generation,
+            "the selector has a later version of these workers: another source may be running"
+        );
+        self.epoch = next_epoch(current);
+        match self.send_whole(snapshot).await {
+            Err(PassError::Call(error)) if error.status() == Some(409) => Err(PassError::Superseded(current)),
+            done => done,
+        }
+    }
+
+    /// Sends what changed since the last pass. The selector refuses it if it has something else by now.
+    async fn try_delta(&mut self, snapshot: &Snapshot) -> Result<Option<PassReport>, PassError> {
+        let Face::Catalog(Some(applied)) = &self.face else { return Ok(None) };
+        let delta = self.at_epoch(snapshot).delta_from(applied);
+        let (upserted, deleted) = (delta.upsert.len(), delta.delete.len());
+        if (upserted + deleted) * DELTA_SHARE > snapshot.workers().len() {
+            return Ok(None);
+        }
+        let body = serde_json::to_vec(&delta).map_err(|e| PassError::Refused(e.to_string()))?;
+        match self.client.send_catalog(&["catalog", &self.owner], body).await {
+            Ok(answer) => self.accepted(snapshot, &answer, upserted, deleted).map(Some),
+            Err(error) if error.status() == Some(409) => Ok(None),
+            Err(error) => Err(self.refusal(error)),
+        }
+    }
+
+    async fn send_whole(&mut self, snapshot: &Snapshot) -> Result<PassReport, PassError> {
+        let whole = self.at_epoch(snapshot).to_catalog();
+        let body = serde_json::to_vec(&whole).map_err(|e| PassError::Refused(e.to_string()))?;
+        match self.client.send_catalog(&["catalog", &self.owner], body).await {
+            Ok(answer) => self.accepted(snapshot, &answer, snapshot.workers().len(), 0),
+            Err(error) => Err(self.refusal(error)),
+        }
+    }
+
+    fn accepted(
+        &mut self,
+        snapshot: &Snapshot,
+        answer: &[u8],
+        upserted: usize,
+        deleted: usize,
+    ) -> Result<PassReport, PassError> {
+        let report: CatalogReport = self.client.decode("PUT /catalog", answer)?;
+        self.face = Face::Catalog(Some(snapshot.clone()));
+        self.instance_id = report.instance_id;
+        Ok(summary(upserted, deleted, report.workers))
+    }
+
+    /// Some statuses are about the snapshot, the others about the call.
+    fn refusal(&mut self, error: ClientError) -> PassError {
+        match error {
+            ClientError::Status { status: 400 | 413 | 422, text, .. } => PassError::Refused(text),
+            other => {
+                if matches!(other.status(), Some(404 | 405)) {
+                    self.face = Face::Unknown;
+                }
+                PassError::Call(other)
+            }
+        }
+    }
+}
+
+impl Target for RemoteTarget {
+    fn name(&self) -> &str {
+        self.client.address()
+    }
+
+    async fn apply(&mut self, snapshot: &Snapshot) -> Result<PassReport, PassError> {
+        if matches!(self.face, Face::Unknown) {
+            self.face = match self.catalog().await? {
+                Some(_) => Face::Catalog(None),
+                None => {
+                    tracing::info!(selector = self.client.address(), "no /catalog here: using the /workers routes");
+                    Face::Workers
+                }
+            };
+        }
+        match self.face {
+            Face::Workers => self.routes.apply(snapshot).await,
+            Face::Catalog(_) | Face::Unknown => self.apply_catalog(snapshot).await,
+        }
+    }
+
+    async fn check(&mut self, snapshot: &Snapshot) -> Result<Check, PassError> {
+        if matches!(self.face, Face::Workers) {
+            let found = self.routes.check(snapshot).await;
+            // A selector that lost its workers was restarted, perhaps as another program.
+            if !matches!(found, Ok(Check::Same)) {
+                self.face = Face::Unknown;
+            }
+            return found;
+        }
+        let Some(status) = self.catalog().await? else {
+            self.face = Face::Unknown;
+            return Ok(Check::Differs("the selector answers differently"));
+        };
+        let digest = self.ours(&status).map(|o| o.digest.as_str());
+        if digest == Some(snapshot.digest()) || (digest.is_none() && snapshot.workers().is_empty()) {
+            return Ok(Check::Same);
+        }
+        let restarted = status.instance_id != self.instance_id;
+        Ok(Check::Differs(if restarted { "the selector was restarted" } else { "another snapshot is in force" }))
+    }
+}
+
+/// An epoch above `current`: the time, unless that is behind.
+pub(super) fn next_epoch(current: SnapshotVersion) -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_millis()).unwrap_or(u64::MAX).max(current.epoch.saturating_add(1))
+}
