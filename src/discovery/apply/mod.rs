@@ -299,7 +299,8 @@ fn log_not_schedulable(target: &str, report: &PassReport) {
     }
 }
 
-#[cfg(all(test, feature = "server"))]
+#[cfg(test)]
+#[cfg(feature = "server")]
 mod remote_tests;
 #[cfg(test)]
 mod tests;
