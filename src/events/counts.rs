@@ -136,6 +136,7 @@ words! {
 pub struct Tally {
     counts: [u64; Count::ALL.len()],
     drops: [u64; DropReason::ALL.len()],
+    any_drop: bool,
 }
 
 impl Tally {
@@ -147,6 +148,7 @@ impl Tally {
     /// Adds `n` drops.
     pub fn drop(&mut self, reason: DropReason, n: u64) {
         self.drops[reason as usize] += n;
+        self.any_drop |= n > 0;
     }
 
     /// What was added to `count`.
@@ -161,7 +163,8 @@ impl Tally {
 
     /// Reasons for which something was dropped.
     pub fn reasons(&self) -> impl Iterator<Item = DropReason> {
-        DropReason::ALL.into_iter().filter(|&reason| self.dropped(reason) > 0)
+        let all: &[DropReason] = if self.any_drop { &DropReason::ALL } else { &[] };
+        all.iter().copied().filter(|&reason| self.dropped(reason) > 0)
     }
 }
 
@@ -175,11 +178,13 @@ pub struct Totals {
 impl Totals {
     /// Adds a tally.
     pub fn add(&self, tally: &Tally) {
-        let counts = self.counts.iter().zip(&tally.counts);
-        for (total, &n) in counts.chain(self.drops.iter().zip(&tally.drops)) {
+        for (total, &n) in self.counts.iter().zip(&tally.counts) {
             if n > 0 {
                 total.fetch_add(n, Relaxed);
             }
+        }
+        for reason in tally.reasons() {
+            self.drops[reason as usize].fetch_add(tally.dropped(reason), Relaxed);
         }
     }
 

@@ -150,10 +150,14 @@ impl<T: EventTarget> Listener<T> {
                     let mut tally = Tally::default();
                     tally.drop(DropReason::Overflow, n);
                     self.shared.add(&tally);
+                    // The next live batch would show the gap; an engine that falls idle now has none.
+                    if self.shared.source.replay_endpoint.is_some() {
+                        self.catch_up(&mut subscriber).await;
+                    }
                 }
                 SubscriberEvent::Message(message) => self.live(&mut subscriber, message).await,
             }
-            self.shared.set_lag(self.backlog.len());
+            self.shared.set_lag(self.backlog.len() + subscriber.queued());
         }
     }
 

@@ -91,7 +91,7 @@ pub fn apply(
     tally: &mut Tally,
 ) -> Applied {
     for reject in Reject::ALL {
-        tally.drop(rejected(reject), u64::from(batch.rejected(reject)));
+        tally.drop(DropReason::from(reject), u64::from(batch.rejected(reject)));
     }
     tally.add(Count::Batches, 1);
     let rank = batch.rank().unwrap_or_else(|| target.registered_rank());
@@ -209,13 +209,15 @@ impl<T: EventTarget> Applier<'_, T> {
     }
 }
 
-fn rejected(reject: Reject) -> DropReason {
-    match reject {
-        Reject::NotAnEvent => DropReason::NotAnEvent,
-        Reject::UnknownType => DropReason::UnknownType,
-        Reject::MissingField => DropReason::MissingField,
-        Reject::BadField => DropReason::BadField,
-        Reject::TextTokens => DropReason::TextTokens,
-        Reject::TooMany => DropReason::TooMany,
+impl From<Reject> for DropReason {
+    fn from(reject: Reject) -> Self {
+        match reject {
+            Reject::NotAnEvent => Self::NotAnEvent,
+            Reject::UnknownType => Self::UnknownType,
+            Reject::MissingField => Self::MissingField,
+            Reject::BadField => Self::BadField,
+            Reject::TextTokens => Self::TextTokens,
+            Reject::TooMany => Self::TooMany,
+        }
     }
 }

@@ -98,7 +98,7 @@ impl<T: EventTarget> Listener<T> {
                 event = subscriber.recv(), if self.backlog.has_room() => {
                     outcome.disconnected = matches!(event, SubscriberEvent::Disconnected(_));
                     let goes_on = self.set_aside(event, &mut refill);
-                    self.shared.set_lag(self.backlog.len());
+                    self.shared.set_lag(self.backlog.len() + subscriber.queued());
                     if !goes_on {
                         failed = false;
                         break;

@@ -57,6 +57,11 @@ impl Inbox {
         self.dropped.load(Ordering::Relaxed)
     }
 
+    /// Messages that wait.
+    pub(super) fn messages(&self) -> usize {
+        self.state.lock().messages
+    }
+
     /// Queues messages with what each is charged; drops the newest when the reader is behind.
     pub(super) fn push_messages(&self, batch: &mut Vec<(Message, usize)>) {
         let mut state = self.state.lock();

@@ -63,6 +63,11 @@ impl Subscriber {
         self.shared.reconnect.notify_one();
     }
 
+    /// Messages received that nobody has read yet; events between them count too.
+    pub fn queued(&self) -> usize {
+        self.taken.len() + self.shared.inbox.messages()
+    }
+
     /// Messages dropped since the start because the reader was behind.
     pub fn dropped(&self) -> u64 {
         self.shared.inbox.dropped()
