@@ -131,6 +131,13 @@ words! {
     }
 }
 
+impl DropReason {
+    /// Whether it belongs to healthy operation: overlap of replay and live stream, and groups that are not indexed.
+    pub fn is_usual(self) -> bool {
+        matches!(self, Self::Duplicate | Self::OutsideReplay | Self::Ignored | Self::AttentionGroup)
+    }
+}
+
 /// Plain counts, of one batch for example.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {

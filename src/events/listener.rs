@@ -55,8 +55,11 @@ pub struct ListenerConfig {
 
 impl Default for ListenerConfig {
     fn default() -> Self {
+        // An engine that restarts binds its publisher a few seconds before it takes requests; until the listener is
+        // back, blocks of the dead process would be credited.
+        let transport = TransportConfig { reconnect_max: Duration::from_secs(1), ..TransportConfig::default() };
         Self {
-            transport: TransportConfig::default(),
+            transport,
             replay: ReplayConfig::default(),
             backlog_messages: 1 << 16,
             backlog_bytes: 64 << 20,

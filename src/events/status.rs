@@ -139,10 +139,10 @@ impl Shared {
         }
     }
 
-    /// Adds a tally, and logs each reason for drops the first time it occurs.
+    /// Adds a tally, and logs each unusual reason for drops the first time it occurs.
     pub fn add(&self, tally: &Tally) {
         for reason in tally.reasons() {
-            if self.own.dropped(reason) == 0 {
+            if self.own.dropped(reason) == 0 && !reason.is_usual() {
                 let EventSource { worker_id, dp_rank, .. } = self.source;
                 tracing::warn!(worker_id, dp_rank, reason = reason.as_str(), "dropped events for a new reason");
             }
