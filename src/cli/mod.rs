@@ -5,6 +5,7 @@
 //! that is unknown or cannot be parsed.
 
 mod environment;
+mod openapi;
 pub mod selector;
 
 use std::process::ExitCode;
@@ -38,6 +39,8 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Selector(Box<selector::SelectorArgs>),
+    /// Print the OpenAPI document of the HTTP API
+    Openapi,
 }
 
 /// Flags of every subcommand.
@@ -84,6 +87,7 @@ pub fn run() -> ExitCode {
     let cli = Cli::parse();
     let outcome = start_logging(&cli.log).and_then(|()| match cli.command {
         Command::Selector(args) => selector::run(*args),
+        Command::Openapi => openapi::run(),
     });
     let Err(error) = outcome else { return ExitCode::SUCCESS };
     // One plain line whatever the log format: a script or a person reads it.

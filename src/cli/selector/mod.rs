@@ -1,6 +1,7 @@
 //! `pointsman selector`: flags and environment into a running service.
 
 mod flags;
+mod serve;
 mod settings;
 mod tracking;
 
@@ -22,5 +23,5 @@ pub fn run(args: SelectorArgs) -> Result<(), CliError> {
     }
     settings.selection.validate().map_err(CliError::failed)?;
     tracing::info!(config = ?settings.selection, "effective configuration");
-    todo!("serve")
+    serve::run(&args, settings.selection)
 }

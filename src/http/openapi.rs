@@ -1,0 +1,160 @@
+//! The OpenAPI document, generated from the handlers and their types.
+
+use std::{collections::BTreeMap, sync::OnceLock};
+
+use serde::Serialize;
+use utoipa::{
+    Modify, OpenApi, ToSchema,
+    openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme},
+};
+
+use super::routes::{catalog, inspection, peers, probes, reservations, selection, workers};
+use crate::selection::worker::{KvTransferEnforcement, Lifecycle, WorkerRole};
+
+/// A worker as the catalog shows it: what was sent, not effective defaults. Absent values are null unless they say
+/// that they are omitted.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = WorkerRecord)]
+#[allow(dead_code, missing_docs, reason = "only its schema is used: records are written in the reference's own order")]
+pub(super) struct WorkerRecordSchema {
+    pub worker_id: u64,
+    pub model_name: String,
+    pub routing_group: String,
+    pub lifecycle: Lifecycle,
+    pub endpoint: Option<String>,
+    pub kv_events_endpoint: Option<String>,
+    /// Omitted when empty.
+    #[serde(default)]
+    pub kv_events_endpoints: BTreeMap<u32, String>,
+    pub replay_endpoint: Option<String>,
+    pub block_size: Option<u32>,
+    pub data_parallel_start_rank: Option<u32>,
+    pub data_parallel_size: Option<u32>,
+    pub max_num_batched_tokens: Option<u64>,
+    pub total_kv_blocks: Option<u64>,
+    pub stable_routing_id: Option<String>,
+    pub is_eagle: Option<bool>,
+    pub taints: Vec<String>,
+    pub topology_domains: BTreeMap<String, String>,
+    pub kv_transfer_domain: Option<String>,
+    pub kv_transfer_enforcement: Option<KvTransferEnforcement>,
+    pub kv_transfer_preferred_weight: Option<f32>,
+    /// Omitted when absent.
+    pub router_hint_worker_type: Option<String>,
+    /// Omitted when empty.
+    #[serde(default)]
+    pub router_hint_source_control_endpoints: BTreeMap<u32, String>,
+    /// Omitted when absent.
+    pub kv_event_source_mode: Option<String>,
+    /// Omitted when empty.
+    #[serde(default)]
+    pub replay_endpoints: BTreeMap<u32, String>,
+    /// Omitted when absent.
+    pub worker_role: Option<WorkerRole>,
+    /// Why it is not schedulable; omitted when it is.
+    #[serde(default)]
+    pub not_schedulable_reasons: Vec<String>,
+}
+
+/// The document.
+#[derive(OpenApi)]
+#[openapi(
+    info(title = "Pointsman", description = "Selects the LLM inference worker for every request."),
+    paths(
+        selection::select,
+        selection::select_and_reserve,
+        reservations::create,
+        reservations::prefill_complete,
+        reservations::output_block,
+        reservations::free,
+        workers::upsert,
+        workers::list,
+        workers::update,
+        workers::remove,
+        catalog::status,
+        catalog::apply,
+        inspection::loads,
+        inspection::potential_loads,
+        inspection::overlap_scores,
+        inspection::dump,
+        peers::register,
+        peers::deregister,
+        peers::list,
+        probes::health,
+        probes::ready,
+        probes::livez,
+        probes::readyz,
+        probes::metrics,
+        probes::openapi,
+    ),
+    modifiers(&AdminTokenScheme),
+)]
+struct Document;
+
+/// Says that mutating catalog and peer operations may ask for a bearer token.
+struct AdminTokenScheme;
+
+impl Modify for AdminTokenScheme {
+    fn modify(&self, document: &mut utoipa::openapi::OpenApi) {
+        let scheme = HttpBuilder::new()
+            .scheme(HttpAuthScheme::Bearer)
+            .description(Some("Asked for by mutating catalog and peer operations when `--admin-token-file` is set"));
+        let components = document.components.get_or_insert_with(Default::default);
+        components.add_security_scheme("admin_token", SecurityScheme::Http(scheme.build()));
+    }
+}
+
+/// The document as JSON text, with a last newline.
+pub fn text() -> &'static str {
+    static TEXT: OnceLock<String> = OnceLock::new();
+    TEXT.get_or_init(|| {
+        let mut text = Document::openapi().to_pretty_json().unwrap_or_default();
+        text.push('\n');
+        text
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::http::operations::OPERATIONS;
+
+    fn document() -> serde_json::Value {
+        serde_json::from_str(text()).expect("the document is JSON")
+    }
+
+    #[test]
+    fn every_operation_is_described_and_none_that_is_not_there() {
+        let document = document();
+        let described: BTreeSet<(String, String)> = document["paths"]
+            .as_object()
+            .expect("paths")
+            .iter()
+            .flat_map(|(path, methods)| {
+                let methods = methods.as_object().expect("methods").keys();
+                methods.map(move |method| (method.to_uppercase(), path.clone()))
+            })
+            .collect();
+        let routed = OPERATIONS.iter().map(|(method, path)| ((*method).to_owned(), (*path).to_owned())).collect();
+        assert_eq!(described, routed);
+    }
+
+    #[test]
+    fn prompt_fields_are_part_of_a_selection() {
+        let document = document();
+        let text = document["components"]["schemas"]["SelectRequest"].to_string();
+        let prompt = document["components"]["schemas"]["PromptInput"].to_string();
+        assert!(text.contains("PromptInput") || text.contains("token_ids"), "{text}");
+        assert!(prompt.contains("sequence_hashes"), "{prompt}");
+    }
+
+    #[test]
+    fn the_copy_in_docs_is_current() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/openapi.json");
+        let copy = std::fs::read_to_string(path).expect("docs/openapi.json is there");
+        let copy: serde_json::Value = serde_json::from_str(&copy).expect("docs/openapi.json is JSON");
+        assert!(copy == document(), "docs/openapi.json is stale: `pointsman openapi > docs/openapi.json`");
+    }
+}

@@ -1,0 +1,147 @@
+//! The routes (spec http 2.1). Handlers decode, call one verb and encode; checks come in the order of spec http 2.2:
+//! method and path, path parameters, admin token, media type, size, syntax, shape, then the verb's own.
+
+pub(super) mod catalog;
+pub(super) mod inspection;
+pub(super) mod peers;
+pub(super) mod probes;
+pub(super) mod reservations;
+pub(super) mod selection;
+pub(super) mod workers;
+
+use std::sync::Arc;
+
+use axum::{
+    Router,
+    extract::{
+        DefaultBodyLimit, Path, Query,
+        rejection::{PathRejection, QueryRejection},
+    },
+    http::{HeaderMap, header},
+    response::IntoResponse,
+    routing::{delete, get, patch, post, put},
+};
+use serde::Deserialize;
+use tokio::sync::Semaphore;
+use tower_http::decompression::RequestDecompressionLayer;
+use utoipa::IntoParams;
+
+use super::{
+    body::BodyLimits,
+    config::{AdminToken, HttpConfig},
+    error::ApiError,
+};
+use crate::{selection::core::PartitionFilter, service::SelectionService};
+
+/// Dumps written at the same time; more wait.
+const CONCURRENT_DUMPS: usize = 4;
+
+/// What handlers share.
+#[derive(Clone)]
+pub(super) struct App(Arc<AppState>);
+
+struct AppState {
+    service: SelectionService,
+    admin_token: Option<AdminToken>,
+    limits: BodyLimits,
+    catalog_limits: BodyLimits,
+    dumps: Arc<Semaphore>,
+}
+
+impl App {
+    pub(super) fn new(service: SelectionService, config: &HttpConfig) -> Self {
+        Self(Arc::new(AppState {
+            service,
+            admin_token: config.admin_token.clone(),
+            limits: BodyLimits { bytes: config.max_body_bytes, time: config.body_timeout },
+            catalog_limits: BodyLimits { bytes: config.max_catalog_bytes, time: config.body_timeout },
+            dumps: Arc::new(Semaphore::new(CONCURRENT_DUMPS)),
+        }))
+    }
+
+    pub(super) fn service(&self) -> &SelectionService {
+        &self.0.service
+    }
+
+    /// Lets a mutating catalog or peer request pass.
+    fn authorize(&self, headers: &HeaderMap) -> Result<(), ApiError> {
+        let Some(token) = &self.0.admin_token else { return Ok(()) };
+        let offered = headers.get(header::AUTHORIZATION).map(|value| value.as_bytes()).and_then(|value| {
+            let (scheme, token) = value.split_at_checked(7)?;
+            scheme.eq_ignore_ascii_case(b"bearer ").then(|| token.trim_ascii())
+        });
+        if token.matches(offered.unwrap_or_default()) { Ok(()) } else { Err(ApiError::Unauthorized) }
+    }
+
+    /// Runs a verb that takes locks or time, off the async threads. It runs to its end even when the client leaves.
+    async fn blocking<R: Send + 'static>(
+        &self,
+        verb: impl FnOnce(&SelectionService) -> R + Send + 'static,
+    ) -> Result<R, ApiError> {
+        let service = self.0.service.clone();
+        tokio::task::spawn_blocking(move || verb(&service)).await.map_err(|_| ApiError::Internal("a verb panicked"))
+    }
+}
+
+/// All routes.
+pub(super) fn router(app: App) -> Router {
+    Router::new()
+        .route("/health", get(probes::health))
+        .route("/ready", get(probes::ready))
+        .route("/livez", get(probes::livez))
+        .route("/readyz", get(probes::readyz))
+        .route("/metrics", get(probes::metrics))
+        .route("/openapi.json", get(probes::openapi))
+        .route("/workers", post(workers::upsert).get(workers::list))
+        .route("/workers/{worker_id}", patch(workers::update).delete(workers::remove))
+        .route("/select", post(selection::select))
+        .route("/select_and_reserve", post(selection::select_and_reserve))
+        .route("/reservations", post(reservations::create))
+        .route("/reservations/{selection_id}", delete(reservations::free))
+        .route("/reservations/{selection_id}/prefill_complete", post(reservations::prefill_complete))
+        .route("/reservations/{selection_id}/output_block", post(reservations::output_block))
+        .route("/loads", get(inspection::loads))
+        .route("/potential_loads", post(inspection::potential_loads))
+        .route("/overlap_scores", post(inspection::overlap_scores))
+        .route("/dump", get(inspection::dump))
+        .route("/catalog", get(catalog::status))
+        .route("/catalog/{owner}", put(catalog::apply).layer(RequestDecompressionLayer::new()))
+        .route("/replica_sync/register_peer", post(peers::register))
+        .route("/replica_sync/deregister_peer", post(peers::deregister))
+        .route("/replica_sync/peers", get(peers::list))
+        .fallback(async || ApiError::RouteNotFound.into_response())
+        .method_not_allowed_fallback(async || ApiError::MethodNotAllowed.into_response())
+        // Bodies are read by handlers, with limits of their own.
+        .layer(DefaultBodyLimit::disable())
+        .with_state(app)
+}
+
+/// A path parameter, or why it cannot be decoded.
+type PathResult<T> = Result<Path<T>, PathRejection>;
+
+fn path<T>(result: PathResult<T>) -> Result<T, ApiError> {
+    result.map(|Path(value)| value).map_err(|rejection| ApiError::Url(rejection.body_text()))
+}
+
+/// Query parameters, or why they cannot be decoded.
+type QueryResult<T> = Result<Query<T>, QueryRejection>;
+
+fn query<T>(result: QueryResult<T>) -> Result<T, ApiError> {
+    result.map(|Query(value)| value).map_err(|rejection| ApiError::Url(rejection.body_text()))
+}
+
+/// Restricts a listing to exact names.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(super) struct FilterQuery {
+    /// Model name.
+    model_name: Option<String>,
+    /// Routing group.
+    routing_group: Option<String>,
+}
+
+impl From<FilterQuery> for PartitionFilter {
+    fn from(query: FilterQuery) -> Self {
+        Self { model_name: query.model_name, routing_group: query.routing_group }
+    }
+}

@@ -1,0 +1,107 @@
+//! `/workers`: the catalog, worker by worker.
+
+use axum::{
+    extract::{Request, State},
+    http::StatusCode,
+    response::Response,
+};
+
+use super::{App, FilterQuery, PathResult, QueryResult, path, query};
+use crate::http::{
+    body,
+    decode::{
+        decode,
+        workers::{WorkerPatchRequest, WorkerRequest},
+    },
+    error::{ApiError, ErrorBody},
+    openapi::WorkerRecordSchema,
+    reply,
+};
+
+/// Registers a worker, or replaces it whole. A record that lacks something is stored as `incomplete`, with reasons.
+#[utoipa::path(
+    post, path = "/workers", tag = "workers",
+    request_body = WorkerRequest,
+    responses(
+        (status = 201, description = "Registered", body = WorkerRecordSchema),
+        (status = 400, description = "Malformed JSON, or too many ranks", body = ErrorBody),
+        (status = 401, description = "Admin token missing or wrong", body = ErrorBody),
+        (status = 422, description = "JSON of another shape", body = ErrorBody),
+    ),
+)]
+pub(in crate::http) async fn upsert(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
+    let (head, content) = request.into_parts();
+    app.authorize(&head.headers)?;
+    let content = body::json(&head.headers, content, app.0.limits).await?;
+    let worker: WorkerRequest = decode(&content)?;
+    let record = app.blocking(|service| service.upsert_worker(worker.into())).await??;
+    Ok(reply::json(StatusCode::CREATED, &*record))
+}
+
+/// All workers, sorted by model, group and id.
+#[utoipa::path(
+    get, path = "/workers", tag = "workers",
+    params(FilterQuery),
+    responses(
+        (status = 200, description = "Records", body = Vec<WorkerRecordSchema>),
+        (status = 400, description = "A parameter is repeated", body = ErrorBody),
+    ),
+)]
+pub(in crate::http) async fn list(
+    State(app): State<App>,
+    filter: QueryResult<FilterQuery>,
+) -> Result<Response, ApiError> {
+    let filter = query(filter)?.into();
+    app.blocking(move |service| service.workers(&filter).map(|records| reply::json(StatusCode::OK, &records)))
+        .await?
+        .map_err(ApiError::from)
+}
+
+/// Changes fields of a worker: a present value replaces, an absent or null one keeps.
+#[utoipa::path(
+    patch, path = "/workers/{worker_id}", tag = "workers",
+    params(("worker_id" = u64, Path, description = "Worker")),
+    request_body = WorkerPatchRequest,
+    responses(
+        (status = 200, description = "Changed", body = WorkerRecordSchema),
+        (status = 400, description = "Malformed JSON or id, or too many ranks", body = ErrorBody),
+        (status = 401, description = "Admin token missing or wrong", body = ErrorBody),
+        (status = 404, description = "No such worker", body = ErrorBody),
+        (status = 422, description = "JSON of another shape", body = ErrorBody),
+    ),
+)]
+pub(in crate::http) async fn update(
+    State(app): State<App>,
+    worker_id: PathResult<u64>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let worker_id = path(worker_id)?;
+    let (head, content) = request.into_parts();
+    app.authorize(&head.headers)?;
+    let content = body::json(&head.headers, content, app.0.limits).await?;
+    let patch: WorkerPatchRequest = decode(&content)?;
+    let record = app.blocking(move |service| service.patch_worker(worker_id, patch.into())).await??;
+    Ok(reply::json(StatusCode::OK, &*record))
+}
+
+/// Removes a worker. Its blocks and bookings are gone when this is answered.
+#[utoipa::path(
+    delete, path = "/workers/{worker_id}", tag = "workers",
+    params(("worker_id" = u64, Path, description = "Worker")),
+    responses(
+        (status = 200, description = "Removed; lifecycle `unschedulable`", body = WorkerRecordSchema),
+        (status = 400, description = "Malformed id", body = ErrorBody),
+        (status = 401, description = "Admin token missing or wrong", body = ErrorBody),
+        (status = 404, description = "No such worker", body = ErrorBody),
+    ),
+)]
+pub(in crate::http) async fn remove(
+    State(app): State<App>,
+    worker_id: PathResult<u64>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let worker_id = path(worker_id)?;
+    app.authorize(request.headers())?;
+    let record = app.blocking(move |service| service.delete_worker(worker_id)).await??;
+    Ok(reply::json(StatusCode::OK, &*record))
+}

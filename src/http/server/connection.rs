@@ -1,0 +1,52 @@
+//! One connection.
+
+use std::{convert::Infallible, pin::pin, sync::Arc};
+
+use hyper::{server::conn::http1, service::service_fn};
+use hyper_util::rt::TokioIo;
+use tokio::{net::TcpStream, time::MissedTickBehavior};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    Api,
+    activity::{Activity, Overdue},
+    socket::WatchedSocket,
+};
+use crate::http::HttpConfig;
+
+/// Serves requests until the client leaves, waits too long, or `drain` comes.
+pub(super) async fn serve(api: &Api, config: &HttpConfig, socket: TcpStream, drain: CancellationToken) {
+    // Answers are small and complete: waiting for more of them only adds latency. An error here is the connection's end,
+    // which the first read reports.
+    let _ = socket.set_nodelay(true);
+    let activity = Arc::new(Activity::new());
+    let socket = WatchedSocket::new(socket, activity.clone(), config.write_timeout);
+    let service = service_fn(|request| {
+        let activity = activity.clone();
+        async move {
+            let _in_flight = activity.begin();
+            Ok::<_, Infallible>(api.handle(request).await)
+        }
+    });
+    // Heads and idle time are watched here: hyper knows one limit for both, and makes a timer for every request.
+    let connection = http1::Builder::new().header_read_timeout(None).serve_connection(TokioIo::new(socket), service);
+    let mut connection = pin!(connection);
+    let mut check = tokio::time::interval(config.header_timeout.min(config.idle_timeout) / 2);
+    check.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut draining = false;
+    loop {
+        tokio::select! {
+            // Broken connections are everyday events.
+            _ = connection.as_mut() => return,
+            () = drain.cancelled(), if !draining => {
+                draining = true;
+                connection.as_mut().graceful_shutdown();
+            }
+            _ = check.tick() => match activity.overdue(config.header_timeout, config.idle_timeout) {
+                None => {}
+                Some(Overdue::Head) => return api.metrics.connection_closed("head_timeout"),
+                Some(Overdue::Idle) => return api.metrics.connection_closed("idle_timeout"),
+            },
+        }
+    }
+}
