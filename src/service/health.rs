@@ -61,12 +61,12 @@ impl SelectionService {
         }
     }
 
-    /// Whether a selection can be made at all: alive, not going down, recovered, and a worker somewhere is schedulable
-    /// (`GET /ready`).
+    /// Whether a selection can be made at all: alive, not going down, recovered, and a partition somewhere has a
+    /// schedulable worker and selects without panics (`GET /ready`).
     pub fn can_select(&self) -> bool {
         !self.shared.readiness.is_shutting_down()
             && self.is_recovered()
-            && self.shared.core.schedulable_workers() > 0
+            && self.shared.core.can_select()
             && self.liveness().live
     }
 }

@@ -64,6 +64,8 @@ pub struct SelectionCore {
     /// What readers of the catalog see, by partition and id.
     records: RwLock<BTreeMap<PartitionKey, BTreeMap<u64, Arc<WorkerRecord>>>>,
     upkeep: Upkeep,
+    /// Panics contained in partitions.
+    panics: Arc<AtomicU64>,
     /// Read by every request, written when a partition comes or goes.
     partitions: RwLock<HashMap<PartitionKey, PartitionRef>>,
     /// Schedulable workers anywhere.
@@ -139,6 +141,7 @@ impl SelectionCore {
             catalog: Mutex::default(),
             catalog_applied: AtomicBool::new(false),
             records: RwLock::default(),
+            panics: Arc::default(),
             partitions: RwLock::default(),
             schedulable: AtomicU64::new(0),
             shutting_down: AtomicBool::new(false),
@@ -202,8 +205,9 @@ impl SelectionCore {
 
     /// Makes a partition without workers and shows it to requests. Call it under the catalog's lock.
     fn create_partition(&self, key: PartitionKey, block_size: u32, recovered: Option<PrefixIndex>) -> PartitionRef {
-        let (config, now) = (&self.config, self.clock.now());
-        let partition = Arc::new(Partition::new(key.clone(), block_size, config, &self.policies, now, recovered));
+        let (config, policies, panics, now) = (&self.config, &self.policies, &self.panics, self.clock.now());
+        let partition = Partition::new(key.clone(), block_size, config, policies, panics, now, recovered);
+        let partition = Arc::new(partition);
         self.partitions.write().insert(key, Arc::clone(&partition));
         partition
     }

@@ -13,6 +13,8 @@ const EXPIRY_PERIOD: Duration = Duration::from_secs(60);
 const BLOCKED_PERIOD: Duration = Duration::from_secs(60);
 /// Draining workers are looked at.
 const DRAIN_PERIOD: Duration = Duration::from_millis(500);
+/// Partitions whose last selection panicked are tried.
+const PROBE_PERIOD: Duration = Duration::from_secs(1);
 /// Longest period of the session reaper.
 const REAP_PERIOD: Duration = Duration::from_secs(30);
 /// Chunks an index sweep visits in one hold of the writer's lock, and holds a tick.
@@ -28,6 +30,7 @@ struct Due {
     expiry: Moment,
     blocked: Moment,
     drain: Moment,
+    probe: Moment,
     reap: Moment,
 }
 
@@ -37,6 +40,7 @@ impl Upkeep {
             expiry: now.after(EXPIRY_PERIOD),
             blocked: now.after(BLOCKED_PERIOD),
             drain: now,
+            probe: now,
             reap: now.after(REAP_PERIOD),
         }))
     }
@@ -61,8 +65,12 @@ impl SelectionCore {
         let reap_period = self.config.session_affinity_ttl.unwrap_or(REAP_PERIOD).min(REAP_PERIOD);
         let expire = take_turn(&mut due.expiry, EXPIRY_PERIOD, now);
         let reap = take_turn(&mut due.reap, reap_period, now);
+        let probe = take_turn(&mut due.probe, PROBE_PERIOD, now);
         for partition in self.partitions(&PartitionFilter::default()) {
             partition.health().contain(|| self.tend(&partition, now, expire, reap));
+            if probe {
+                partition.probe(now);
+            }
         }
         if expire {
             self.sweep_bookings(now);

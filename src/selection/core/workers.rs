@@ -75,7 +75,19 @@ impl SelectionCore {
         self.schedulable.load(Ordering::Relaxed)
     }
 
-    /// Partitions whose last selection panicked: nothing can be selected there until one succeeds.
+    /// Whether a selection can be made anywhere: some partition has a schedulable worker and its last selection did not
+    /// panic.
+    pub fn can_select(&self) -> bool {
+        let partitions = self.partitions.read();
+        partitions.values().any(|partition| partition.schedulable_workers() > 0 && !partition.is_failing())
+    }
+
+    /// Panics contained in partitions since the start.
+    pub fn panics(&self) -> u64 {
+        self.panics.load(Ordering::Relaxed)
+    }
+
+    /// Partitions whose last selection panicked. Each is tried every second until it works again.
     pub fn failing_partitions(&self) -> Vec<PartitionKey> {
         let partitions = self.partitions(&PartitionFilter::default());
         partitions.iter().filter(|partition| partition.is_failing()).map(|partition| partition.key.clone()).collect()

@@ -81,16 +81,17 @@ impl fmt::Debug for Partition {
 }
 
 impl Partition {
-    /// A partition without workers. `recovered` is what its index starts with.
+    /// A partition without workers. `panics` counts those of all partitions, `recovered` is what its index starts with.
     pub(super) fn new(
         key: PartitionKey,
         block_size: u32,
         config: &Arc<SelectionConfig>,
         policies: &Arc<PolicyFactory>,
+        panics: &Arc<AtomicU64>,
         now: Moment,
         recovered: Option<PrefixIndex>,
     ) -> Self {
-        let health = Arc::new(Health::default());
+        let health = Arc::new(Health::new(Arc::clone(panics)));
         let scope = PolicyScope { key: key.clone(), block_size, role: WorkerRole::default() };
         Self {
             block_size,
@@ -146,6 +147,13 @@ impl Partition {
             tracing::error!(partition = %self.key, "partition panicked; its state was rebuilt, its bookings are lost");
             SelectionError::Internal(format!("partition {} failed and was rebuilt", self.key))
         })
+    }
+
+    /// After a panic in a pick: finds out whether selection works again.
+    pub(super) fn probe(&self, now: Moment) {
+        if self.is_failing() {
+            let _contained = self.with_state(|state| state.probe(self.index.primary(), now));
+        }
     }
 
     pub(super) fn health(&self) -> &Health {

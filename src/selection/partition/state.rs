@@ -14,8 +14,11 @@ use crate::selection::{
     config::SelectionConfig,
     error::SelectionError,
     identity::{PartitionKey, WorkerWithDpRank},
+    index::{Matches, PrefixIndex},
     load::{BookingId, LoadConfig, LoadTracker, WorkerFacts},
+    moment::Moment,
     policy::{PickRequest, Picked, SelectionPolicy},
+    request::RoutingConstraints,
     worker::WorkerRole,
 };
 
@@ -40,10 +43,16 @@ pub type PolicyFactory = dyn Fn(&SelectionConfig, &PolicyScope) -> Box<dyn Selec
 #[derive(Debug, Default)]
 pub struct Health {
     panics: AtomicU64,
+    /// Those of all partitions, past ones included.
+    total: Arc<AtomicU64>,
     failing: AtomicBool,
 }
 
 impl Health {
+    pub(super) fn new(total: Arc<AtomicU64>) -> Self {
+        Self { total, ..Self::default() }
+    }
+
     /// Panics so far.
     pub fn panics(&self) -> u64 {
         self.panics.load(Ordering::Relaxed)
@@ -65,6 +74,7 @@ impl Health {
 
     fn count(&self) {
         self.panics.fetch_add(1, Ordering::Relaxed);
+        self.total.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -118,17 +128,47 @@ impl PartitionState {
         let (policy, load, rng) = (&mut self.policy, &mut self.load, &mut self.rng);
         if let Some(picked) = self.health.contain(|| policy.pick(request, load, rng)) {
             if self.failed_picks > 0 {
-                self.failed_picks = 0;
-                self.health.failing.store(false, Ordering::Relaxed);
+                self.recovered();
             }
             return picked;
         }
         self.health.failing.store(true, Ordering::Relaxed);
         self.failed_picks = self.failed_picks.saturating_add(1);
         // One instance may be at fault, a row of them hints at the tracker they read.
-        self.broken |= self.failed_picks.is_multiple_of(PANICS_BEFORE_REBUILD);
+        self.broken |= self.failed_picks == PANICS_BEFORE_REBUILD;
         self.policy = (self.policies)(&self.config, &self.scope);
         Err(SelectionError::Internal(format!("selection policy of {} failed", self.scope.key)))
+    }
+
+    /// After a pick that panicked: whether an empty prompt can be decided again, which books nothing and counts nothing.
+    /// Without it a partition that gets no requests because it is not ready would never become ready.
+    pub(super) fn probe(&mut self, index: &PrefixIndex, now: Moment) {
+        let constraints = RoutingConstraints::default();
+        let request = PickRequest {
+            prompt_tokens: 0,
+            sequence: &[],
+            track_prefill_tokens: false,
+            matches: &Matches::default(),
+            index,
+            pinned_worker: None,
+            allowed_worker_ids: None,
+            affinity_target: None,
+            constraints: &constraints,
+            overrides: None,
+            explain: false,
+            now,
+        };
+        let (policy, load, rng) = (&mut self.policy, &mut self.load, &mut self.rng);
+        match catch_unwind(AssertUnwindSafe(|| policy.pick(&request, load, rng))) {
+            // An error is a decision too.
+            Ok(_) => self.recovered(),
+            Err(_) => self.policy = (self.policies)(&self.config, &self.scope),
+        }
+    }
+
+    fn recovered(&mut self) {
+        self.failed_picks = 0;
+        self.health.failing.store(false, Ordering::Relaxed);
     }
 
     /// Bookings lost when the state was rebuilt, once.

@@ -60,12 +60,22 @@ fn a_panicking_policy_fails_its_request_only() {
         f.core.free_reservation("other").unwrap();
     }
     assert_eq!(f.core.failing_partitions().len(), 1);
+    assert!(f.core.can_select(), "the other partition can");
+    f.core.delete_worker(2).unwrap();
+    assert!(!f.core.can_select());
     assert_eq!(f.loads("m"), [(1, 0, 1)], "bookings stay");
+    f.clock.advance(Duration::from_secs(2));
+    f.core.tick();
+    assert!(!f.core.can_select());
+    // Nobody needs to send a request for the partition to come back.
     switch.store(false, Ordering::Relaxed);
+    f.clock.advance(Duration::from_secs(2));
+    f.core.tick();
+    assert!(f.core.can_select());
     f.reserve("m", "during", &[2]).unwrap();
     assert!(f.core.failing_partitions().is_empty());
     assert_eq!(f.loads("m"), [(1, 0, 2)]);
-    assert_eq!(f.core.partition("m", "default").unwrap().panics(), 2);
+    assert_eq!((f.core.partition("m", "default").unwrap().panics(), f.core.panics()), (2, 2));
     f.core.free_reservation("before").unwrap();
     f.core.free_reservation("during").unwrap();
 }
