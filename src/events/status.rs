@@ -19,6 +19,7 @@ use crate::selection::ingest::{EventSource, Trust};
 
 /// What a listener is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 #[repr(u8)]
 pub enum ListenerState {
@@ -56,6 +57,7 @@ impl ListenerState {
 
 /// A listener as `GET /listeners` shows it.
 #[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
 pub struct ListenerStatus {
     /// Worker.
     pub worker_id: u64,

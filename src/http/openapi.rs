@@ -77,6 +77,7 @@ pub(super) struct WorkerRecordSchema {
         inspection::potential_loads,
         inspection::overlap_scores,
         inspection::dump,
+        inspection::listeners,
         peers::register,
         peers::deregister,
         peers::list,

@@ -4,7 +4,7 @@
 use axum::http::Method;
 
 /// Method and path template of every operation, those of the hot path first.
-pub(super) const OPERATIONS: [(&str, &str); 25] = [
+pub(super) const OPERATIONS: [(&str, &str); 26] = [
     ("POST", "/select_and_reserve"),
     ("POST", "/reservations/{selection_id}/prefill_complete"),
     ("DELETE", "/reservations/{selection_id}"),
@@ -26,6 +26,7 @@ pub(super) const OPERATIONS: [(&str, &str); 25] = [
     ("GET", "/dump"),
     ("GET", "/catalog"),
     ("PUT", "/catalog/{owner}"),
+    ("GET", "/listeners"),
     ("GET", "/openapi.json"),
     ("POST", "/replica_sync/register_peer"),
     ("POST", "/replica_sync/deregister_peer"),
@@ -114,7 +115,7 @@ mod tests {
         }
         assert!(open(Method::PUT, "/catalog/file.default"));
         assert!(open(Method::PATCH, "/workers/1"));
-        for path in ["/health", "/ready", "/loads", "/dump"] {
+        for path in ["/health", "/ready", "/loads", "/dump", "/listeners"] {
             assert!(!open(Method::GET, path), "{path}");
         }
         assert!(!open(Method::POST, "/select"));

@@ -24,6 +24,7 @@ const MAX_FOREIGN_RANKS: usize = 64;
 
 /// How far a rank's part of the index can be believed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Trust {
     /// Every event was seen.

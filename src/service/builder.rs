@@ -2,12 +2,10 @@
 
 use std::{fmt, sync::Arc};
 
-use super::{SelectionService, config::ServiceConfig};
-use crate::selection::{
-    Clock,
-    config::ConfigError,
-    ingest::{EventSources, NoEventSources},
-    moment::SystemClock,
+use super::{SelectionService, config::ServiceConfig, sources::Sources};
+use crate::{
+    events::listener::ListenerConfig,
+    selection::{Clock, config::ConfigError, ingest::EventSources, moment::SystemClock},
 };
 
 /// Builds a [`SelectionService`].
@@ -23,7 +21,8 @@ use crate::selection::{
 pub struct SelectionServiceBuilder {
     config: ServiceConfig,
     clock: Arc<dyn Clock>,
-    sources: Arc<dyn EventSources>,
+    listener: ListenerConfig,
+    sources: Option<Arc<dyn EventSources>>,
 }
 
 impl fmt::Debug for SelectionServiceBuilder {
@@ -46,7 +45,7 @@ pub enum BuildError {
 impl SelectionServiceBuilder {
     /// A service with `config`, the machine's clock, and listeners for KV events.
     pub fn new(config: ServiceConfig) -> Self {
-        Self { config, clock: Arc::new(SystemClock::default()), sources: Arc::new(NoEventSources) }
+        Self { config, clock: Arc::new(SystemClock::default()), listener: ListenerConfig::default(), sources: None }
     }
 
     /// Takes the time from `clock`.
@@ -56,10 +55,17 @@ impl SelectionServiceBuilder {
         self
     }
 
-    /// Runs event streams in `sources` instead, for hosts with an event source of their own.
+    /// Sockets, deadlines and limits of the listeners for KV events.
+    #[must_use]
+    pub fn listeners(mut self, config: ListenerConfig) -> Self {
+        self.listener = config;
+        self
+    }
+
+    /// Runs event streams in `sources` instead of listeners, for hosts that get KV events in their own way.
     #[must_use]
     pub fn event_sources(mut self, sources: Arc<dyn EventSources>) -> Self {
-        self.sources = sources;
+        self.sources = Some(sources);
         self
     }
 
@@ -69,9 +75,11 @@ impl SelectionServiceBuilder {
     /// # Errors
     /// A setting out of range; no tokio runtime.
     pub fn build(self) -> Result<SelectionService, BuildError> {
-        if tokio::runtime::Handle::try_current().is_err() {
-            return Err(BuildError::NoRuntime);
-        }
-        Ok(SelectionService::start(self.config, self.clock, self.sources)?)
+        let runtime = tokio::runtime::Handle::try_current().map_err(|_| BuildError::NoRuntime)?;
+        let sources = match self.sources {
+            Some(sources) => Sources::host(sources),
+            None => Sources::listeners(runtime, self.listener),
+        };
+        Ok(SelectionService::start(self.config, self.clock, sources)?)
     }
 }

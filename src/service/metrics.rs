@@ -25,6 +25,7 @@ const OTHERS: &str = "_others";
 pub(super) fn register(shared: &Arc<Shared>) {
     let collector = Box::new(ServiceCollector(Arc::downgrade(shared)));
     shared.metrics.register(|registry| registry.register_collector(collector));
+    shared.sources.register(&shared.metrics);
 }
 
 struct ServiceCollector(Weak<Shared>);

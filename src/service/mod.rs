@@ -5,7 +5,7 @@
 //! | `builder` | how a service is put together |
 //! | `verbs` | workers, selections, reservations, inspection |
 //! | `recovery` | filling the index from a peer at start |
-//! | `sources` | holding listeners back until that is over |
+//! | `sources` | listeners, held back until that is over |
 //! | `tasks` | background tasks, watched |
 //! | `health` | whether the service is alive and ready |
 //! | `metrics` | what of it a scrape shows |
@@ -34,12 +34,13 @@ pub use builder::{BuildError, SelectionServiceBuilder};
 pub use config::{RecoveryConfig, ServiceConfig};
 pub use health::{LivenessReport, ReadinessReport};
 pub use recovery::{PeerAttempt, RecoveryError, RecoveryReport};
-use sources::HeldSources;
+use sources::Sources;
 use tasks::{Heartbeat, Tasks, panic_text};
 use tokio::{sync::watch, time::MissedTickBehavior};
 
 use crate::{
-    selection::{Clock, SelectionCore, SelectionError, config::ConfigError, ingest::EventSources},
+    events::status::ListenerStatus,
+    selection::{Clock, SelectionCore, SelectionError, config::ConfigError},
     telemetry::{
         metrics::Metrics,
         readiness::{Condition, Readiness},
@@ -65,6 +66,7 @@ struct Shared {
     config: ServiceConfig,
     readiness: Readiness,
     metrics: Metrics,
+    sources: Sources,
     tasks: Arc<Tasks>,
     ticked: Heartbeat,
     panics: AtomicU64,
@@ -81,19 +83,15 @@ impl Drop for StopGuard {
 }
 
 impl SelectionService {
-    fn start(
-        config: ServiceConfig,
-        clock: Arc<dyn Clock>,
-        sources: Arc<dyn EventSources>,
-    ) -> Result<Self, ConfigError> {
-        let held = Arc::new(HeldSources::new(sources));
-        let core = SelectionCore::try_new(config.selection.clone(), clock, held.clone())?;
+    fn start(config: ServiceConfig, clock: Arc<dyn Clock>, sources: Sources) -> Result<Self, ConfigError> {
+        let core = SelectionCore::try_new(config.selection.clone(), clock, sources.for_core())?;
         let tasks = Tasks::new();
         let shared = Arc::new(Shared {
             core,
             readiness: Readiness::new(config.ready_requires),
             config,
             metrics: Metrics::default(),
+            sources,
             tasks: tasks.clone(),
             ticked: Heartbeat::new(),
             panics: AtomicU64::new(0),
@@ -101,7 +99,7 @@ impl SelectionService {
         });
         metrics::register(&shared);
         tasks.spawn("tick", tick(shared.clone()));
-        tasks.spawn("recovery", recover(shared.clone(), held));
+        tasks.spawn("recovery", recover(shared.clone()));
         Ok(Self { shared, _guard: Arc::new(StopGuard(tasks)) })
     }
 
@@ -120,6 +118,11 @@ impl SelectionService {
         self.shared.readiness.is_set(Condition::Index)
     }
 
+    /// Listeners for KV events, by worker and rank; empty for a host with event sources of its own.
+    pub fn listeners(&self) -> Vec<ListenerStatus> {
+        self.shared.sources.statuses()
+    }
+
     /// The core, for hosts that need what no verb here offers.
     pub fn core(&self) -> &Arc<SelectionCore> {
         &self.shared.core
@@ -135,11 +138,12 @@ impl SelectionService {
         self.shared.readiness.begin_shutdown();
     }
 
-    /// Ends all background tasks; new selections are refused.
-    pub fn stop(&self) {
+    /// Refuses new selections, ends all background tasks, and waits for the listeners.
+    pub async fn stop(&self) {
         self.begin_shutdown();
         self.shared.core.begin_shutdown();
         self.shared.tasks.stop();
+        self.shared.sources.shutdown().await;
     }
 }
 
@@ -173,9 +177,9 @@ async fn tick(shared: Arc<Shared>) {
     }
 }
 
-async fn recover(shared: Arc<Shared>, held: Arc<HeldSources>) {
+async fn recover(shared: Arc<Shared>) {
     let report = recovery::recover(shared.core.clone(), shared.config.recovery.clone()).await;
-    held.release();
+    shared.sources.release();
     shared.readiness.set(Condition::Index);
     shared.readiness.set(Condition::Peers);
     shared.recovery.send_replace(Some(report));

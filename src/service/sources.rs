@@ -1,16 +1,73 @@
-//! Holds event listeners back until start-up recovery is over, so that a peer's dump never overwrites newer events
-//! (spec index 7). What the catalog attaches meanwhile starts then, what it detaches is forgotten.
+//! Where KV events come from: listeners, or something of the host's. Both are held back until start-up recovery is
+//! over, so that a peer's dump never overwrites newer events (spec index 7).
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use parking_lot::Mutex;
+use tokio::runtime::Handle;
 
-use crate::selection::ingest::{EventSink, EventSource, EventSources};
+use crate::{
+    events::{listener::ListenerConfig, status::ListenerStatus, supervisor::ListenerSupervisor},
+    selection::ingest::{EventSink, EventSource, EventSources},
+    telemetry::metrics::Metrics,
+};
+
+/// The service's event sources.
+pub(super) enum Sources {
+    /// They connect at once, and read once released.
+    Listeners(Arc<ListenerSupervisor>),
+    /// They are told of streams once released.
+    Host(Arc<HeldSources>),
+}
+
+impl Sources {
+    pub(super) fn listeners(runtime: Handle, config: ListenerConfig) -> Self {
+        Self::Listeners(Arc::new(ListenerSupervisor::held(runtime, config)))
+    }
+
+    pub(super) fn host(sources: Arc<dyn EventSources>) -> Self {
+        Self::Host(Arc::new(HeldSources::new(sources)))
+    }
+
+    pub(super) fn for_core(&self) -> Arc<dyn EventSources> {
+        match self {
+            Self::Listeners(listeners) => listeners.clone(),
+            Self::Host(held) => held.clone(),
+        }
+    }
+
+    pub(super) fn release(&self) {
+        match self {
+            Self::Listeners(listeners) => listeners.open(),
+            Self::Host(held) => held.release(),
+        }
+    }
+
+    pub(super) fn statuses(&self) -> Vec<ListenerStatus> {
+        match self {
+            Self::Listeners(listeners) => listeners.statuses(),
+            Self::Host(_) => Vec::new(),
+        }
+    }
+
+    pub(super) fn register(&self, metrics: &Metrics) {
+        if let Self::Listeners(listeners) = self {
+            metrics.register_named(|registry| listeners.register(registry));
+        }
+    }
+
+    pub(super) async fn shutdown(&self) {
+        if let Self::Listeners(listeners) = self {
+            listeners.shutdown().await;
+        }
+    }
+}
 
 /// Rank to the stream that waits for it.
 type Waiting = BTreeMap<(u64, u32), (EventSource, EventSink)>;
 
-/// [`EventSources`] that can be held back.
+/// [`EventSources`] that can be held back: what the catalog attaches meanwhile starts then, what it detaches is
+/// forgotten.
 pub(super) struct HeldSources {
     inner: Arc<dyn EventSources>,
     /// `None` once released.

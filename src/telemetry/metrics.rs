@@ -11,9 +11,10 @@ use prometheus_client::{encoding::text, registry::Registry};
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Prefix of every name.
-pub const PREFIX: &str = "pointsman";
+const PREFIX: &str = "pointsman";
 
 /// Metrics of one process or one embedded service.
+#[derive(Default)]
 pub struct Metrics {
     registry: Mutex<Registry>,
 }
@@ -24,15 +25,14 @@ impl fmt::Debug for Metrics {
     }
 }
 
-impl Default for Metrics {
-    fn default() -> Self {
-        Self { registry: Mutex::new(Registry::with_prefix(PREFIX)) }
-    }
-}
-
 impl Metrics {
-    /// Adds metrics.
+    /// Adds metrics whose names are prefixed `pointsman_`.
     pub fn register(&self, add: impl FnOnce(&mut Registry)) {
+        add(self.registry.lock().sub_registry_with_prefix(PREFIX));
+    }
+
+    /// Adds metrics that have the prefix in their names already.
+    pub fn register_named(&self, add: impl FnOnce(&mut Registry)) {
         add(&mut self.registry.lock());
     }
 

@@ -12,6 +12,7 @@ use tokio::{runtime::Handle, sync::mpsc};
 
 use super::{App, FilterQuery, QueryResult, query};
 use crate::{
+    events::status::ListenerStatus,
     http::{
         body,
         decode::{decode_prompted, wire::LoadQuery},
@@ -85,6 +86,15 @@ async fn load_query(app: &App, request: Request) -> Result<LoadQuery, ApiError> 
     let (head, content) = request.into_parts();
     let content = body::json(&head.headers, content, app.0.limits).await?;
     Ok(decode_prompted(&content)?)
+}
+
+/// Listeners for KV events: state, position, gaps, replays, restarts and drops of each rank's stream.
+#[utoipa::path(
+    get, path = "/listeners", tag = "inspection",
+    responses((status = 200, description = "Sorted by worker and rank", body = Vec<ListenerStatus>)),
+)]
+pub(in crate::http) async fn listeners(State(app): State<App>) -> Result<Response, ApiError> {
+    app.blocking(|service| reply::json(StatusCode::OK, &service.listeners())).await
 }
 
 /// Everything cached, by partition, in the shape other selectors recover from. Sent as it is written; an answer that

@@ -104,6 +104,7 @@ pub(super) fn router(app: App) -> Router {
         .route("/potential_loads", post(inspection::potential_loads))
         .route("/overlap_scores", post(inspection::overlap_scores))
         .route("/dump", get(inspection::dump))
+        .route("/listeners", get(inspection::listeners))
         .route("/catalog", get(catalog::status))
         .route("/catalog/{owner}", put(catalog::apply).layer(RequestDecompressionLayer::new()))
         .route("/replica_sync/register_peer", post(peers::register))

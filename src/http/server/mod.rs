@@ -145,7 +145,7 @@ async fn run(api: Api, config: HttpConfig, listener: TcpListener, shutdown: Canc
     }
     drop(listener);
     let drained = connections.drain(config.drain_timeout).await;
-    service.stop();
+    service.stop().await;
     drained
 }
 
