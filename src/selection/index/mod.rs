@@ -8,16 +8,36 @@
 //! of a block and all before it.
 
 pub mod approximate;
+mod arena;
+#[cfg(test)]
+mod check;
+mod chunk;
+mod columns;
+mod export;
+mod heads;
+mod lanes;
+mod lookup;
+#[cfg(test)]
 mod model;
+mod names;
+mod removal;
+mod residency;
+mod sets;
+mod shared;
+mod sync;
 #[cfg(test)]
 mod tests;
-
-use std::collections::HashMap;
+mod waiting;
+mod writer;
 
 use parking_lot::Mutex;
 
+use self::{
+    export::Export,
+    shared::{Act, Context, Shared},
+    writer::Writer,
+};
 use super::identity::{Tier, WorkerWithDpRank};
-use model::Model;
 
 /// Dense id of one incarnation of a rank in one index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -124,6 +144,9 @@ pub struct MatchClass {
 pub struct Matches {
     /// Deepest device match first.
     pub classes: Vec<MatchClass>,
+    /// See [`PrefixIndex::is_current`].
+    recycled: u64,
+    scratch: lookup::Scratch,
 }
 
 /// One run of a dump: consecutive blocks one rank holds in one tier.
@@ -150,8 +173,12 @@ pub struct IndexStats {
     pub names: u64,
     /// Lanes in use, retired ones that wait for their sweep included.
     pub lanes: u64,
-    /// Store events that wait for a parent.
+    /// Device blocks that wait for their parent.
     pub orphans: u64,
+    /// Waiting blocks dropped since the start because too many waited; the oldest go first.
+    pub dropped_orphans: u64,
+    /// Blocks dropped since the start because too many contents of one rank had one name; the oldest go first.
+    pub dropped_twins: u64,
     /// Estimated bytes of heap.
     pub bytes: u64,
 }
@@ -162,37 +189,15 @@ pub struct IndexStats {
 /// select (the load tracker's); it stays bound to the rank over clears.
 #[derive(Debug)]
 pub struct PrefixIndex {
-    inner: Mutex<Inner>,
+    shared: Shared,
+    writer: Mutex<Writer>,
 }
 
-#[derive(Debug, Default)]
-struct Inner {
-    model: Model,
-    lanes: Vec<Option<WorkerWithDpRank>>,
-    lane_of: HashMap<WorkerWithDpRank, u16>,
-    slots: HashMap<WorkerWithDpRank, u32>,
-}
-
-impl Inner {
-    fn lane(&mut self, rank: WorkerWithDpRank) -> Option<u16> {
-        if let Some(lane) = self.lane_of.get(&rank) {
-            return Some(*lane);
-        }
-        let lane = match self.lanes.iter().position(Option::is_none) {
-            Some(free) => free,
-            None if self.lanes.len() < MAX_LANES => {
-                self.lanes.push(None);
-                self.lanes.len() - 1
-            }
-            None => return None,
-        };
-        self.lanes[lane] = Some(rank);
-        self.lane_of.insert(rank, lane as u16);
-        Some(lane as u16)
-    }
-}
+/// Most ranks an index holds.
+pub const MAX_LANES: usize = 65_000;
 
 /// The chained hash after `previous` and a block's own hash (spec index 2.5).
+#[inline]
 fn chain(previous: u64, local: u64) -> u64 {
     let mut bytes = [0; 16];
     bytes[..8].copy_from_slice(&previous.to_le_bytes());
@@ -200,47 +205,51 @@ fn chain(previous: u64, local: u64) -> u64 {
     xxhash_rust::xxh3::xxh3_64_with_seed(&bytes, super::hash::HASH_SEED)
 }
 
-/// Most ranks an index holds.
-pub const MAX_LANES: usize = 65_000;
-
 impl PrefixIndex {
     /// An empty index.
     pub fn new() -> Self {
-        Self { inner: Mutex::default() }
+        Self { shared: Shared::new(), writer: Mutex::new(Writer::new()) }
+    }
+
+    /// Runs `f` as the only writer.
+    fn write<R>(&self, f: impl FnOnce(&mut Writer, Context<'_>) -> R) -> R {
+        let mut writer = self.writer.lock();
+        let guard = crossbeam_epoch::pin();
+        f(&mut writer, Context { shared: &self.shared, guard: &guard })
     }
 
     /// Makes sure `rank` has a lane and binds `slot` to it. `false` when the index holds 65,000 ranks already.
     pub fn bind_slot(&self, rank: WorkerWithDpRank, slot: u32) -> bool {
-        let mut inner = self.inner.lock();
-        let bound = inner.lane(rank).is_some();
-        if bound {
-            inner.slots.insert(rank, slot);
-        }
-        bound
+        self.write(|writer, cx| writer.lane(rank, cx).is_some() && writer.lanes.bind(rank, slot, &cx.shared.lanes))
     }
 
     /// Forgets the slot of `rank`; what it holds stays.
     pub fn unbind_slot(&self, rank: WorkerWithDpRank) {
-        self.inner.lock().slots.remove(&rank);
+        self.write(|writer, cx| writer.lanes.unbind(rank, &cx.shared.lanes));
     }
 
     /// The slot bound to a lane; `None` when retired or unbound. Takes no lock.
+    #[inline]
     pub fn slot_of(&self, lane: Lane) -> Option<u32> {
-        let inner = self.inner.lock();
-        let rank = inner.lanes.get(lane.0 as usize).copied().flatten()?;
-        inner.slots.get(&rank).copied()
+        self.shared.lanes.slot_of(lane)
     }
 
     /// The live lane of a bound slot. Takes no lock.
+    #[inline]
     pub fn lane_of_slot(&self, slot: u32) -> Option<Lane> {
-        let inner = self.inner.lock();
-        let rank = inner.slots.iter().find(|(_, s)| **s == slot).map(|(rank, _)| *rank)?;
-        inner.lane_of.get(&rank).copied().map(Lane)
+        self.shared.lanes.lane_of_slot(slot)
     }
 
     /// The rank of a lane; `None` when retired. Takes no lock.
     pub fn rank_of(&self, lane: Lane) -> Option<WorkerWithDpRank> {
-        self.inner.lock().lanes.get(lane.0 as usize).copied().flatten()
+        self.shared.lanes.rank_of(lane)
+    }
+
+    /// Whether the lanes of an answer still mean the ranks they meant. A lane number is given to another rank no
+    /// earlier than its blocks are swept and 64 others were freed, so this matters to answers kept for long.
+    #[inline]
+    pub fn is_current(&self, matches: &Matches) -> bool {
+        self.shared.lanes.recycled() == matches.recycled
     }
 
     /// `rank` now holds `blocks`, consecutive blocks after `parent` (`None`: from the root), in `tier`.
@@ -251,100 +260,86 @@ impl PrefixIndex {
         parent: Option<u64>,
         blocks: &[StoredBlock],
     ) -> StoreOutcome {
-        let mut inner = self.inner.lock();
-        if inner.lane(rank).is_none() {
-            return StoreOutcome::Full;
-        }
-        inner.model.store(rank, tier, parent, blocks)
+        self.write(|writer, cx| match writer.lane(rank, cx) {
+            Some(lane) => writer.store(Act { cx, lane, tier: tier as usize }, parent, blocks),
+            None => StoreOutcome::Full,
+        })
     }
 
     /// `rank` no longer holds the blocks called `names` in `tier`. Unknown names are skipped one by one.
     pub fn remove(&self, rank: WorkerWithDpRank, tier: Tier, names: &[u64]) -> RemoveOutcome {
-        self.inner.lock().model.remove(rank, tier, names)
+        self.write(|writer, cx| match writer.lanes.get(rank) {
+            Some(lane) => writer.remove(Act { cx, lane, tier: tier as usize }, names),
+            None => RemoveOutcome { removed: 0, unknown: names.len() },
+        })
     }
 
     /// `rank` holds nothing any more, in any tier. Visible at once; memory comes back by [`Self::sweep`].
     pub fn clear(&self, rank: WorkerWithDpRank) {
-        self.inner.lock().model.ranks.remove(&rank);
+        self.write(|writer, cx| {
+            // A rank that holds nothing keeps its lane: clearing it again and again costs nothing.
+            if writer.lanes.get(rank).is_some_and(|lane| !writer.lanes.states[lane as usize].is_idle()) {
+                writer.lanes.retire(rank, &cx.shared.lanes);
+                // A bound slot needs a live lane; without room for one it gets it with the rank's next store.
+                writer.lane(rank, cx);
+            }
+        });
     }
 
     /// As [`Self::clear`], and the rank itself is forgotten, its slot binding included.
     pub fn remove_rank(&self, rank: WorkerWithDpRank) {
-        let mut inner = self.inner.lock();
-        inner.model.ranks.remove(&rank);
-        inner.slots.remove(&rank);
-        if let Some(lane) = inner.lane_of.remove(&rank) {
-            inner.lanes[lane as usize] = None;
-        }
+        self.write(|writer, cx| writer.remove_rank(rank, cx));
     }
 
     /// [`Self::remove_rank`] for every rank of a worker, ranks that only events named included.
     pub fn remove_worker(&self, worker_id: u64) {
-        let ranks: Vec<_> =
-            self.inner.lock().lane_of.keys().copied().filter(|rank| rank.worker_id == worker_id).collect();
-        for rank in ranks {
-            self.remove_rank(rank);
-        }
+        self.write(|writer, cx| {
+            let ranks: Vec<_> =
+                writer.lanes.ranks().map(|(rank, _)| rank).filter(|rank| rank.worker_id == worker_id).collect();
+            for rank in ranks {
+                writer.remove_rank(rank, cx);
+            }
+        });
     }
 
     /// Gives back memory of retired lanes, visiting at most `max_chunks` chunks. `true` while work is left.
     pub fn sweep(&self, max_chunks: usize) -> bool {
-        let _ = max_chunks;
-        false
+        self.write(|writer, cx| {
+            let more = writer.sweep(max_chunks, cx);
+            cx.guard.flush();
+            more
+        })
     }
 
     /// Who holds leading blocks of the prompt with content hashes `locals` and chained hashes `seqs` (equal lengths).
     /// Takes no lock.
     pub fn lookup(&self, locals: &[u64], seqs: &[u64], out: &mut Matches) {
-        let _ = locals;
-        let inner = self.inner.lock();
-        let mut classes: HashMap<TierBlocks, Vec<u16>> = HashMap::new();
-        for (rank, held) in &inner.model.ranks {
-            let blocks = held.matched(seqs);
-            if blocks != TierBlocks::default() {
-                classes.entry(blocks).or_default().push(inner.lane_of[rank]);
-            }
-        }
-        out.classes.clear();
-        for (blocks, mut lanes) in classes {
-            lanes.sort_unstable();
-            out.classes.push(MatchClass { blocks, lanes: LaneSet::List(lanes) });
-        }
-        out.classes.sort_by_key(|class| {
-            let b = class.blocks;
-            std::cmp::Reverse((b.device, b.host, b.disk, b.external))
-        });
+        lookup::lookup(&self.shared, locals, seqs, out);
     }
 
     /// Engine names of the first `blocks` blocks of a prompt as `lane` announced them (any tier), for KV hints.
-    /// `None` when the lane does not hold them all.
+    /// `None` when the lane does not hold them all. Waits for the writer.
     pub fn names_of(&self, lane: Lane, locals: &[u64], seqs: &[u64], blocks: usize) -> Option<Vec<u64>> {
-        let _ = locals;
-        let rank = self.rank_of(lane)?;
-        self.inner.lock().model.names_of(rank, seqs.get(..blocks)?)
+        self.write(|writer, cx| writer.names_of(lane.0, locals.get(..blocks)?, seqs.get(..blocks)?, cx))
     }
 
-    /// Visits all that is held, parents before children within the device tier. The writer mutex is released between
-    /// slices, so events go on.
+    /// Visits all that is held but device blocks no prompt can reach, parents before children within the device tier.
+    /// The writer mutex is released between slices, so events go on.
     pub fn export(&self, visit: &mut dyn FnMut(ExportedRun)) {
+        let mut export = Export::default();
         let mut runs = Vec::new();
-        self.inner.lock().model.export(&mut |run| runs.push(run));
-        runs.into_iter().for_each(visit);
+        loop {
+            let more = self.write(|writer, cx| export.slice(writer, cx, &mut runs));
+            runs.drain(..).for_each(&mut *visit);
+            if !more {
+                return;
+            }
+        }
     }
 
     /// Current sizes.
     pub fn stats(&self) -> IndexStats {
-        let inner = self.inner.lock();
-        let mut stats = IndexStats { lanes: inner.lane_of.len() as u64, ..IndexStats::default() };
-        for rank in inner.model.ranks.values() {
-            for (sum, held) in stats.held.iter_mut().zip(rank.held()) {
-                *sum += held;
-            }
-            stats.orphans += rank.orphans();
-        }
-        stats.names = stats.held.iter().sum();
-        stats.bytes = stats.names * 200;
-        stats
+        self.write(|writer, _| writer.stats())
     }
 }
 

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::{ExportedRun, RemoveOutcome, StoreOutcome, StoredBlock, TierBlocks, chain};
+use super::{RemoveOutcome, StoreOutcome, StoredBlock, TierBlocks, chain, writer::MAX_TWINS};
 use crate::selection::identity::{Tier, WorkerWithDpRank};
 
 /// A block a rank holds in one tier.
@@ -13,8 +13,8 @@ use crate::selection::identity::{Tier, WorkerWithDpRank};
 struct Held {
     name: u64,
     local: u64,
-    parent: Option<u64>,
-    depth: u64,
+    /// Seq of the block before.
+    before: Option<u64>,
 }
 
 /// What a rank holds in one tier.
@@ -53,71 +53,71 @@ impl Rank {
     }
 
     /// Where a child of `name` goes: device children need a device parent, others take any.
-    fn parent(&self, tier: Tier, name: u64) -> Option<(u64, u64)> {
-        let seek = |t: Tier| self.find(t, name).map(|seq| (seq, self.tiers[t as usize].blocks[&seq].depth));
-        match tier {
-            Tier::Device => seek(Tier::Device),
-            _ => seek(tier).or_else(|| Tier::ALL.into_iter().find_map(seek)),
-        }
+    fn parent(&self, tier: Tier, name: u64) -> Option<u64> {
+        self.find(tier, name).or_else(|| match tier {
+            Tier::Device => None,
+            _ => Tier::ALL.into_iter().find_map(|t| self.find(t, name)),
+        })
     }
 
-    fn place(&mut self, tier: Tier, parent: Option<(u64, u64)>, name: Option<u64>, blocks: &[StoredBlock]) -> Vec<u64> {
-        let (mut seq, mut depth) = parent.unzip();
-        let mut before = name;
+    fn place(&mut self, tier: Tier, parent: Option<u64>, blocks: &[StoredBlock]) -> Vec<u64> {
+        let mut before = parent;
         let mut learnt = Vec::new();
-        for block in blocks {
-            let here = seq.map_or(block.local, |s| chain(s, block.local));
-            let level = depth.map_or(0, |d: u64| d + 1);
-            let held = &mut self.tiers[tier as usize];
-            if let Some(old) = held.blocks.get(&here) {
-                if old.name != block.name && tier != Tier::Device {
-                    break;
+        let held = &mut self.tiers[tier as usize];
+        for &StoredBlock { name, local } in blocks {
+            let seq = before.map_or(local, |s| chain(s, local));
+            match held.blocks.get(&seq) {
+                Some(old) if old.name != name && tier != Tier::Device => break,
+                Some(_) => {}
+                None => {
+                    held.blocks.insert(seq, Held { name, local, before });
+                    held.names.entry(name).or_default().push(seq);
+                    learnt.push(name);
                 }
-                before = Some(old.name);
-            } else {
-                held.blocks.insert(here, Held { name: block.name, local: block.local, parent: before, depth: level });
-                held.names.entry(block.name).or_default().push(here);
-                learnt.push(block.name);
-                before = Some(block.name);
             }
-            (seq, depth) = (Some(here), Some(level));
+            before = Some(seq);
+        }
+        for name in &learnt {
+            if let Some(seqs) = held.names.get_mut(name)
+                && seqs.len() > MAX_TWINS
+            {
+                held.blocks.remove(&seqs.remove(0));
+            }
         }
         learnt
     }
 
     fn store(&mut self, tier: Tier, parent: Option<u64>, blocks: &[StoredBlock]) -> StoreOutcome {
-        let at = match parent {
-            None => None,
-            Some(name) => match self.parent(tier, name) {
-                Some(at) => Some(at),
-                None => {
-                    let mut parent = name;
-                    for &block in blocks {
-                        if block.name != parent {
-                            self.waiting.retain(|w| w.tier != tier || w.block.name != block.name);
-                            self.waiting.push(Waiting { tier, parent, block });
-                        }
-                        parent = block.name;
-                    }
-                    return if tier == Tier::Device { StoreOutcome::WaitsForParent } else { StoreOutcome::Applied };
-                }
-            },
+        let (mut parent, mut blocks) = (parent, blocks);
+        let mut outcome = StoreOutcome::Applied;
+        // What has no parent yet waits.
+        let at = loop {
+            let Some(name) = parent else { break None };
+            if let Some(at) = self.parent(tier, name) {
+                break Some(at);
+            }
+            if tier == Tier::Device {
+                outcome = StoreOutcome::WaitsForParent;
+            }
+            let Some((&block, rest)) = blocks.split_first() else { return outcome };
+            if block.name != name {
+                self.waiting.retain(|w| w.tier != tier || w.block.name != block.name);
+                self.waiting.push(Waiting { tier, parent: name, block });
+            }
+            (parent, blocks) = (Some(block.name), rest);
         };
-        let mut learnt = self.place(tier, at, parent, blocks);
+        let mut learnt = self.place(tier, at, blocks);
         while let Some(name) = learnt.pop() {
-            let mut k = 0;
-            while k < self.waiting.len() {
-                let w = self.waiting[k];
-                match (w.parent == name).then(|| self.parent(w.tier, name)).flatten() {
-                    Some(at) => {
-                        self.waiting.remove(k);
-                        learnt.extend(self.place(w.tier, Some(at), Some(name), &[w.block]));
-                    }
-                    None => k += 1,
+            let mut children: Vec<Waiting> = self.waiting.iter().filter(|w| w.parent == name).copied().collect();
+            children.sort_by_key(|w| (w.tier, w.block.name));
+            for child in children {
+                if let Some(at) = self.parent(child.tier, name) {
+                    self.waiting.retain(|w| (w.tier, w.block.name) != (child.tier, child.block.name));
+                    learnt.extend(self.place(child.tier, Some(at), &[child.block]));
                 }
             }
         }
-        StoreOutcome::Applied
+        outcome
     }
 
     fn remove(&mut self, tier: Tier, names: &[u64]) -> RemoveOutcome {
@@ -173,6 +173,13 @@ impl Rank {
         held
     }
 
+    /// Blocks that wait: tier, name, parent.
+    pub(super) fn waiting(&self) -> Vec<(u8, u64, u64)> {
+        let mut waiting: Vec<_> = self.waiting.iter().map(|w| (w.tier as u8, w.block.name, w.parent)).collect();
+        waiting.sort_unstable();
+        waiting
+    }
+
     /// Device blocks that wait.
     pub(super) fn orphans(&self) -> u64 {
         self.waiting.iter().filter(|w| w.tier == Tier::Device).count() as u64
@@ -184,18 +191,42 @@ impl Rank {
             .collect()
     }
 
-    fn export(&self, rank: WorkerWithDpRank, visit: &mut dyn FnMut(ExportedRun)) {
+    /// What an export tells of the rank: tier, name and local of every block but device blocks behind a hole.
+    pub(super) fn exported(&self) -> Vec<(Tier, u64, u64)> {
+        let mut exported = Vec::new();
         for tier in Tier::ALL {
-            let mut blocks: Vec<Held> = self.tiers[tier as usize].blocks.values().copied().collect();
-            blocks.sort_by_key(|b| b.depth);
-            for b in blocks {
-                let blocks = vec![StoredBlock { name: b.name, local: b.local }];
-                visit(ExportedRun { rank, tier, parent: b.parent, blocks });
+            let held = &self.tiers[tier as usize].blocks;
+            for block in held.values() {
+                let mut at = block;
+                let reached = loop {
+                    match at.before {
+                        None => break true,
+                        Some(_) if tier != Tier::Device => break true,
+                        Some(seq) => match held.get(&seq) {
+                            Some(before) => at = before,
+                            None => break false,
+                        },
+                    }
+                };
+                if reached {
+                    exported.push((tier, block.name, block.local));
+                }
             }
         }
-        for w in self.waiting.iter().filter(|w| w.tier != Tier::Device) {
-            visit(ExportedRun { rank, tier: w.tier, parent: Some(w.parent), blocks: vec![w.block] });
+        exported.extend(
+            self.waiting.iter().filter(|w| w.tier != Tier::Device).map(|w| (w.tier, w.block.name, w.block.local)),
+        );
+        exported
+    }
+
+    /// Names the rank has ever been told and still holds or waits for.
+    pub(super) fn names(&self) -> Vec<(Tier, u64)> {
+        let mut names: Vec<(Tier, u64)> = self.waiting.iter().map(|w| (w.tier, w.block.name)).collect();
+        for tier in Tier::ALL {
+            names.extend(self.tiers[tier as usize].names.keys().map(|&name| (tier, name)));
         }
+        names.sort_unstable();
+        names
     }
 }
 
@@ -207,6 +238,9 @@ impl Model {
         parent: Option<u64>,
         blocks: &[StoredBlock],
     ) -> StoreOutcome {
+        if blocks.is_empty() {
+            return StoreOutcome::Applied;
+        }
         self.ranks.entry(rank).or_default().store(tier, parent, blocks)
     }
 
@@ -219,11 +253,5 @@ impl Model {
 
     pub(super) fn names_of(&self, rank: WorkerWithDpRank, seqs: &[u64]) -> Option<Vec<u64>> {
         self.ranks.get(&rank)?.names_of(seqs)
-    }
-
-    pub(super) fn export(&self, visit: &mut dyn FnMut(ExportedRun)) {
-        for (rank, r) in &self.ranks {
-            r.export(*rank, visit);
-        }
     }
 }

@@ -1,9 +1,10 @@
 //! Tests of the index as a whole.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use super::*;
 
+mod random;
 mod semantics;
 
 /// Chained hashes of a prompt.
@@ -29,15 +30,16 @@ fn pairs(index: &PrefixIndex, out: &Matches) -> BTreeMap<WorkerWithDpRank, [u32;
     by_rank
 }
 
-/// All that an index exports, block by block: rank, tier, parent, name, local.
-fn edges(index: &PrefixIndex) -> BTreeSet<(WorkerWithDpRank, Tier, Option<u64>, u64, u64)> {
-    let mut edges = BTreeSet::new();
+/// All that an index exports, block by block, sorted: rank, tier, parent, name, local.
+fn edges(index: &PrefixIndex) -> Vec<(WorkerWithDpRank, Tier, Option<u64>, u64, u64)> {
+    let mut edges = Vec::new();
     index.export(&mut |run| {
         let mut parent = run.parent;
         for block in &run.blocks {
-            assert!(edges.insert((run.rank, run.tier, parent, block.name, block.local)), "exported twice");
+            edges.push((run.rank, run.tier, parent, block.name, block.local));
             parent = Some(block.name);
         }
     });
+    edges.sort_unstable();
     edges
 }

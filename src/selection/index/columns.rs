@@ -1,0 +1,533 @@
+//! Who calls a block what.
+//!
+//! A chunk has one canonical column of names. Lanes whose engines hash differently share further columns, one for each
+//! set of names; a lane goes, in one tier of one chunk, by one column. Owns the columns and the names table.
+//! Invariants: a slot (a column at an offset) is live while a lane of the column holds the block in a tier in which it
+//! goes by the column; every live slot has exactly one entry in the names table, no other has one.
+
+use std::collections::{HashMap, HashSet};
+
+use super::{
+    chunk::{CAPACITY, TIERS, capacity_for},
+    names::Names,
+    residency::{Holders, offsets},
+    sets::EMPTY,
+    shared::Context,
+};
+
+/// A slot's place in the names table: a chunk or a column, and an offset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Handle(u32);
+
+/// Marks handles of columns.
+const COLUMN: u32 = 1 << 31;
+
+/// Which column of a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Slot {
+    /// The names kept with the blocks.
+    Canonical,
+    /// A column by its id.
+    Column(u32),
+}
+
+impl Handle {
+    pub(super) fn new(chunk: u32, slot: Slot, o: usize) -> Self {
+        match slot {
+            Slot::Canonical => Self(chunk << 6 | o as u32),
+            Slot::Column(id) => Self(COLUMN | id << 6 | o as u32),
+        }
+    }
+
+    /// Offset of the block.
+    #[inline]
+    pub(super) fn offset(self) -> usize {
+        (self.0 & 63) as usize
+    }
+}
+
+/// Names that some lanes give the blocks of a chunk.
+#[derive(Debug)]
+struct Column {
+    chunk: u32,
+    /// Lanes that go by it, by tier.
+    lanes: [u32; TIERS],
+    /// Name of the block before the chunk.
+    parent_name: u64,
+    /// By offset; dead slots keep their last value, those past the end were never named.
+    names: Vec<u64>,
+}
+
+/// The columns of one chunk beside the canonical one.
+#[derive(Debug, Default)]
+struct ChunkColumns {
+    ids: Vec<u32>,
+    /// Lanes of all of them, by tier; the others go by the canonical names.
+    aliased: [u32; TIERS],
+}
+
+/// All names.
+#[derive(Debug)]
+pub(super) struct Columns {
+    table: Names,
+    columns: Vec<Option<Column>>,
+    free: Vec<u32>,
+    by_chunk: HashMap<u32, ChunkColumns>,
+    /// Names that live slots of two blocks share.
+    ambiguous: HashSet<u64>,
+    bytes: usize,
+}
+
+impl Columns {
+    pub(super) fn new() -> Self {
+        Self {
+            table: Names::new(),
+            columns: Vec::new(),
+            free: Vec::new(),
+            by_chunk: HashMap::new(),
+            ambiguous: HashSet::new(),
+            bytes: 0,
+        }
+    }
+
+    /// Live slots.
+    pub(super) fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    /// Estimated bytes of heap.
+    pub(super) fn bytes(&self) -> usize {
+        self.table.bytes()
+            + self.bytes
+            + self.columns.capacity() * std::mem::size_of::<Option<Column>>()
+            + self.by_chunk.capacity() * 53
+            + self.ambiguous.capacity() * 9
+    }
+
+    pub(super) fn prefetch(&self, name: u64) {
+        self.table.prefetch(name);
+    }
+
+    fn column(&self, id: u32) -> Option<&Column> {
+        self.columns.get(id as usize)?.as_ref()
+    }
+
+    /// Chunk and offset of a handle.
+    pub(super) fn block_of(&self, handle: Handle) -> Option<(u32, usize)> {
+        let id = (handle.0 & !COLUMN) >> 6;
+        let chunk = if handle.0 & COLUMN == 0 { id } else { self.column(id)?.chunk };
+        Some((chunk, handle.offset()))
+    }
+
+    /// The name a slot has.
+    #[inline]
+    pub(super) fn name(&self, chunk: u32, slot: Slot, o: usize, cx: Context<'_>) -> Option<u64> {
+        match slot {
+            Slot::Canonical => {
+                let chunk = cx.chunk(chunk);
+                (o < chunk.len()).then(|| chunk.blocks(cx.guard).map(|blocks| blocks.name(o)))?
+            }
+            Slot::Column(id) => self.column(id)?.names.get(o).copied(),
+        }
+    }
+
+    /// Name of the block before the chunk.
+    pub(super) fn parent_name(&self, chunk: u32, slot: Slot, cx: Context<'_>) -> u64 {
+        match slot {
+            Slot::Column(id) => self.column(id).map_or(0, |column| column.parent_name),
+            Slot::Canonical => cx.chunk(chunk).parent_name(),
+        }
+    }
+
+    fn slot(handle: Handle) -> Slot {
+        if handle.0 & COLUMN == 0 { Slot::Canonical } else { Slot::Column((handle.0 & !COLUMN) >> 6) }
+    }
+
+    /// The column by which `lane` goes in one tier of a chunk; the canonical one while it holds nothing there.
+    pub(super) fn slot_of(&self, chunk: u32, lane: u16, tier: usize, holders: &Holders, cx: Context<'_>) -> Slot {
+        if !cx.chunk(chunk).has_columns() {
+            return Slot::Canonical;
+        }
+        let Some(of) = self.by_chunk.get(&chunk) else { return Slot::Canonical };
+        if !holders.members(of.aliased[tier], cx).has(lane) {
+            return Slot::Canonical;
+        }
+        let goes_by = |&&id: &&u32| {
+            self.column(id).is_some_and(|column| {
+                column.lanes[tier] == u32::from(lane) || holders.members(column.lanes[tier], cx).has(lane)
+            })
+        };
+        of.ids.iter().find(goes_by).map_or(Slot::Canonical, |&id| Slot::Column(id))
+    }
+
+    /// Offsets at which a slot is live.
+    pub(super) fn live(&self, chunk: u32, slot: Slot, holders: &Holders, cx: Context<'_>) -> u64 {
+        let of = cx.chunk(chunk);
+        let columns = if of.has_columns() { self.by_chunk.get(&chunk) } else { None };
+        (0..TIERS).fold(0, |live, tier| {
+            live | match slot {
+                Slot::Canonical => match columns.map(|columns| columns.aliased[tier]) {
+                    None | Some(EMPTY) => holders.where_set(of, tier, cx, |set| set != EMPTY),
+                    Some(aliased) => {
+                        let aliased = holders.members(aliased, cx);
+                        holders.where_set(of, tier, cx, |set| holders.members(set, cx).exceeds(aliased))
+                    }
+                },
+                Slot::Column(id) => match self.column(id).map_or(EMPTY, |column| column.lanes[tier]) {
+                    EMPTY => 0,
+                    lanes => {
+                        let lanes = holders.members(lanes, cx);
+                        holders.where_set(of, tier, cx, |set| holders.members(set, cx).intersects(lanes))
+                    }
+                },
+            }
+        })
+    }
+
+    /// The first slot whose name is `name` and that passes.
+    fn find_slot(&self, name: u64, cx: Context<'_>, mut pass: impl FnMut(u32, Slot, usize) -> bool) -> Option<Handle> {
+        self.table
+            .find(name, |handle| {
+                let handle = Handle(handle);
+                let slot = Self::slot(handle);
+                self.block_of(handle)
+                    .is_some_and(|(chunk, o)| self.name(chunk, slot, o, cx) == Some(name) && pass(chunk, slot, o))
+            })
+            .map(Handle)
+    }
+
+    /// A block that `lane` holds in `tier` under `name` and that passes.
+    #[inline]
+    pub(super) fn find(
+        &self,
+        lane: u16,
+        tier: usize,
+        name: u64,
+        holders: &Holders,
+        cx: Context<'_>,
+        mut pass: impl FnMut(u32, usize) -> bool,
+    ) -> Option<(u32, usize)> {
+        let found = self.find_slot(name, cx, |chunk, slot, o| {
+            holders.holds(cx.chunk(chunk), tier, o, lane, cx)
+                && match slot {
+                    Slot::Canonical => {
+                        !cx.chunk(chunk).has_columns()
+                            || self.slot_of(chunk, lane, tier, holders, cx) == Slot::Canonical
+                    }
+                    Slot::Column(id) => {
+                        self.column(id).is_some_and(|column| holders.members(column.lanes[tier], cx).has(lane))
+                    }
+                }
+                && pass(chunk, o)
+        })?;
+        self.block_of(found)
+    }
+
+    /// The first block with a live slot of this name that passes.
+    pub(super) fn find_block(
+        &self,
+        name: u64,
+        cx: Context<'_>,
+        mut pass: impl FnMut(u32, usize) -> bool,
+    ) -> Option<(u32, usize)> {
+        let found = self.find_slot(name, cx, |chunk, _, o| pass(chunk, o))?;
+        self.block_of(found)
+    }
+
+    /// A column of `chunk`, other than the canonical one, that has `name` at `o` and passes.
+    pub(super) fn find_column(
+        &self,
+        chunk: u32,
+        o: usize,
+        name: u64,
+        cx: Context<'_>,
+        mut pass: impl FnMut(Slot) -> bool,
+    ) -> Option<Slot> {
+        self.find_slot(name, cx, |c, slot, at| c == chunk && at == o && slot != Slot::Canonical && pass(slot))
+            .map(Self::slot)
+    }
+
+    /// Whether some name belongs to two blocks.
+    #[inline]
+    pub(super) fn any_ambiguous(&self) -> bool {
+        !self.ambiguous.is_empty()
+    }
+
+    /// Whether `name` belongs to two blocks.
+    pub(super) fn is_ambiguous(&self, name: u64) -> bool {
+        self.ambiguous.contains(&name)
+    }
+
+    /// A slot became live.
+    #[inline]
+    pub(super) fn insert(&mut self, name: u64, handle: Handle, cx: Context<'_>) {
+        // Entries of equal tag are few, so the name is compared only for them.
+        let block = self.block_of(handle);
+        if self.find_slot(name, cx, |chunk, _, o| Some((chunk, o)) != block).is_some() {
+            self.ambiguous.insert(name);
+        }
+        self.table.insert(name, handle.0);
+    }
+
+    /// A slot is not live any more.
+    #[inline]
+    pub(super) fn remove(&mut self, name: u64, handle: Handle, cx: Context<'_>) {
+        self.table.remove(name, handle.0);
+        if self.any_ambiguous() && self.ambiguous.contains(&name) {
+            let mut first = None;
+            let two = self.find_slot(name, cx, |chunk, _, o| *first.get_or_insert((chunk, o)) != (chunk, o));
+            if two.is_none() {
+                self.ambiguous.remove(&name);
+            }
+        }
+    }
+
+    /// Sets the name of a slot, which must not be live.
+    pub(super) fn set_name(&mut self, chunk: u32, slot: Slot, o: usize, name: u64, cx: Context<'_>) {
+        match slot {
+            Slot::Canonical => {
+                if let Some(blocks) = cx.chunk(chunk).blocks(cx.guard) {
+                    blocks.set_name(o, name);
+                }
+            }
+            Slot::Column(id) => {
+                let Some(column) = self.columns.get_mut(id as usize).and_then(Option::as_mut) else { return };
+                let (len, before) = (column.names.len(), column.names.capacity());
+                if o >= len {
+                    column.names.reserve_exact(capacity_for(o + 1).min(CAPACITY) - len);
+                    column.names.resize(o + 1, 0);
+                }
+                column.names[o] = name;
+                self.bytes += 8 * (column.names.capacity() - before);
+            }
+        }
+    }
+
+    /// Sets the name of the block before the chunk.
+    pub(super) fn set_parent_name(&mut self, chunk: u32, slot: Slot, name: u64, cx: Context<'_>) {
+        match slot {
+            Slot::Canonical => cx.chunk(chunk).set_parent_name(name),
+            Slot::Column(id) => {
+                if let Some(column) = self.columns.get_mut(id as usize).and_then(Option::as_mut) {
+                    column.parent_name = name;
+                }
+            }
+        }
+    }
+
+    /// A new column without lanes and names.
+    pub(super) fn add_column(&mut self, chunk: u32, cx: Context<'_>) -> Slot {
+        let parent_name = cx.chunk(chunk).parent_name();
+        let column = Column { chunk, lanes: [EMPTY; TIERS], parent_name, names: Vec::new() };
+        let id = match self.free.pop() {
+            Some(id) => {
+                self.columns[id as usize] = Some(column);
+                id
+            }
+            None => {
+                self.columns.push(Some(column));
+                (self.columns.len() - 1) as u32
+            }
+        };
+        let of =
+            self.by_chunk.entry(chunk).or_insert_with(|| ChunkColumns { ids: Vec::new(), aliased: [EMPTY; TIERS] });
+        of.ids.push(id);
+        self.bytes += 4;
+        cx.chunk(chunk).set_has_columns(true);
+        Slot::Column(id)
+    }
+
+    /// From now on, or no longer, `lane` goes by a column in a tier. Nothing to do for the canonical one.
+    pub(super) fn set_member(
+        &mut self,
+        slot: Slot,
+        lane: u16,
+        tier: usize,
+        member: bool,
+        holders: &mut Holders,
+        cx: Context<'_>,
+    ) {
+        let Slot::Column(id) = slot else { return };
+        let Some(column) = self.columns.get_mut(id as usize).and_then(Option::as_mut) else { return };
+        let Some(of) = self.by_chunk.get_mut(&column.chunk) else { return };
+        change(&mut column.lanes[tier], lane, member, holders, cx);
+        change(&mut of.aliased[tier], lane, member, holders, cx);
+        if column.lanes == [EMPTY; TIERS] {
+            self.drop_column(id, cx);
+        }
+    }
+
+    /// `lane` leaves a column for another one of the same chunk.
+    pub(super) fn leave(&mut self, slot: Slot, lane: u16, tier: usize, holders: &mut Holders, cx: Context<'_>) {
+        let Slot::Column(id) = slot else { return };
+        let Some(column) = self.columns.get_mut(id as usize).and_then(Option::as_mut) else { return };
+        change(&mut column.lanes[tier], lane, false, holders, cx);
+        if column.lanes == [EMPTY; TIERS] {
+            self.drop_column(id, cx);
+        }
+    }
+
+    fn drop_column(&mut self, id: u32, cx: Context<'_>) {
+        let Some(column) = self.columns[id as usize].take() else { return };
+        self.free.push(id);
+        self.bytes -= 8 * column.names.capacity() + 4;
+        if let Some(of) = self.by_chunk.get_mut(&column.chunk) {
+            of.ids.retain(|&other| other != id);
+            if of.ids.is_empty() {
+                self.by_chunk.remove(&column.chunk);
+                cx.chunk(column.chunk).set_has_columns(false);
+            }
+        }
+    }
+
+    /// The slots of a chunk.
+    pub(super) fn slots(&self, chunk: u32, cx: Context<'_>) -> Vec<Slot> {
+        let mut slots = vec![Slot::Canonical];
+        if cx.chunk(chunk).has_columns()
+            && let Some(of) = self.by_chunk.get(&chunk)
+        {
+            slots.extend(of.ids.iter().map(|&id| Slot::Column(id)));
+        }
+        slots
+    }
+
+    /// Blocks `from..to` of a chunk have moved to the beginning of `new`, canonical names and residency included:
+    /// their slots follow. `live` holds the live offsets of each of the chunk's slots.
+    pub(super) fn follow(
+        &mut self,
+        chunk: u32,
+        live: &[(Slot, u64)],
+        (from, to): (usize, usize),
+        new: u32,
+        holders: &mut Holders,
+        cx: Context<'_>,
+    ) {
+        let moved = super::residency::mask(from, to - from);
+        for &(slot, live) in live {
+            if live & moved == 0 {
+                continue;
+            }
+            let target = match slot {
+                Slot::Canonical => Slot::Canonical,
+                Slot::Column(_) => self.add_column(new, cx),
+            };
+            if from > 0
+                && let Some(before) = self.name(chunk, slot, from - 1, cx)
+            {
+                self.set_parent_name(new, target, before, cx);
+            }
+            for o in offsets(live & moved) {
+                let Some(name) = self.name(chunk, slot, o, cx) else { continue };
+                if target != Slot::Canonical {
+                    self.set_name(new, target, o - from, name, cx);
+                }
+                let (old, new) = (Handle::new(chunk, slot, o), Handle::new(new, target, o - from));
+                self.table.replace(name, old.0, new.0);
+            }
+            let Slot::Column(id) = slot else { continue };
+            for tier in 0..TIERS {
+                let lanes = self.column(id).map_or(EMPTY, |column| column.lanes[tier]);
+                let mut members = Vec::new();
+                holders.members(lanes, cx).for_each(|lane| members.push(lane));
+                for lane in members {
+                    if holders.held(cx.chunk(new), tier, lane, cx) != 0 {
+                        self.set_member(target, lane, tier, true, holders, cx);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Lanes that hold nothing in a chunk any more, after it was cut, leave its columns; names past the end go.
+    pub(super) fn prune(&mut self, chunk: u32, holders: &mut Holders, cx: Context<'_>) {
+        for slot in self.slots(chunk, cx) {
+            let Slot::Column(id) = slot else { continue };
+            let len = cx.chunk(chunk).len();
+            if let Some(column) = self.columns[id as usize].as_mut() {
+                let before = column.names.capacity();
+                column.names.truncate(len);
+                column.names.shrink_to(capacity_for(len));
+                self.bytes -= 8 * (before - column.names.capacity());
+            }
+            for tier in 0..TIERS {
+                let lanes = self.column(id).map_or(EMPTY, |column| column.lanes[tier]);
+                let mut members = Vec::new();
+                holders.members(lanes, cx).for_each(|lane| members.push(lane));
+                for lane in members {
+                    if holders.held(cx.chunk(chunk), tier, lane, cx) == 0 {
+                        self.set_member(slot, lane, tier, false, holders, cx);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The chunk is going: so do its columns.
+    pub(super) fn clear(&mut self, chunk: u32, holders: &mut Holders, cx: Context<'_>) {
+        if !cx.chunk(chunk).has_columns() {
+            return;
+        }
+        let Some(of) = self.by_chunk.remove(&chunk) else { return };
+        for id in of.ids {
+            let Some(column) = self.columns[id as usize].take() else { continue };
+            self.free.push(id);
+            self.bytes -= 8 * column.names.capacity() + 4;
+            column.lanes.iter().for_each(|&lanes| holders.sets.release(lanes, &cx.shared.sets, cx.guard));
+        }
+        of.aliased.iter().for_each(|&lanes| holders.sets.release(lanes, &cx.shared.sets, cx.guard));
+        cx.chunk(chunk).set_has_columns(false);
+    }
+
+    /// Whether the names table has a slot.
+    #[cfg(test)]
+    pub(super) fn is_listed(&self, chunk: u32, slot: Slot, o: usize, cx: Context<'_>) -> bool {
+        let name = self.name(chunk, slot, o, cx).expect("a live slot has a name");
+        let two = self.find_slot(name, cx, |c, _, at| (c, at) != (chunk, o)).is_some();
+        assert_eq!(self.is_ambiguous(name), two, "shared names are known");
+        self.find_slot(name, cx, |c, s, at| (c, s, at) == (chunk, slot, o)).is_some()
+    }
+
+    /// Checks the columns of a chunk and adds their uses of sets.
+    #[cfg(test)]
+    pub(super) fn check_chunk(&self, chunk: u32, holders: &Holders, cx: Context<'_>, uses: &mut HashMap<u32, u32>) {
+        let Some(of) = self.by_chunk.get(&chunk) else {
+            assert!(!cx.chunk(chunk).has_columns());
+            return;
+        };
+        assert!(cx.chunk(chunk).has_columns() && !of.ids.is_empty());
+        for tier in 0..TIERS {
+            let mut lanes = Vec::new();
+            for &id in &of.ids {
+                let column = self.column(id).expect("a column in use");
+                assert_eq!(column.chunk, chunk);
+                assert!(column.lanes != [EMPTY; TIERS]);
+                *uses.entry(column.lanes[tier]).or_default() += 1;
+                holders.members(column.lanes[tier], cx).for_each(|lane| lanes.push(lane));
+            }
+            *uses.entry(of.aliased[tier]).or_default() += 1;
+            lanes.sort_unstable();
+            let mut aliased = Vec::new();
+            holders.members(of.aliased[tier], cx).for_each(|lane| aliased.push(lane));
+            assert_eq!(lanes, aliased, "a lane goes by one column");
+            for lane in lanes {
+                assert_ne!(holders.held(cx.chunk(chunk), tier, lane, cx), 0, "a member holds something");
+            }
+        }
+    }
+
+    /// Gives back what an empty index does not need.
+    pub(super) fn shrink(&mut self) {
+        self.table.shrink();
+        if self.by_chunk.is_empty() {
+            *self = Self { table: std::mem::replace(&mut self.table, Names::new()), ..Self::new() };
+        }
+    }
+}
+
+/// Adds or removes a lane in a counted set.
+fn change(set: &mut u32, lane: u16, member: bool, holders: &mut Holders, cx: Context<'_>) {
+    if let Some(to) = holders.sets.step(*set, lane, member, &cx.shared.sets, cx.guard) {
+        holders.sets.retain(to);
+        holders.sets.release(std::mem::replace(set, to), &cx.shared.sets, cx.guard);
+    }
+}

@@ -1,0 +1,351 @@
+//! Ranks, their lanes and their slots.
+//!
+//! Owns lane ids and both directions of the slot binding as readers see them. Invariants: a rank has at most one live
+//! lane; a retired lane belongs to nobody; a lane id is given out again only after its blocks are swept, and then as
+//! late as possible.
+#![allow(unsafe_code)]
+
+use std::collections::{HashMap, VecDeque};
+
+use super::{
+    Lane, MAX_LANES,
+    chunk::TIERS,
+    sync::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence},
+    waiting::Waiting,
+};
+use crate::selection::identity::WorkerWithDpRank;
+
+/// No slot, no lane.
+const NONE: u32 = u32::MAX;
+/// Cells of the first part of a table.
+#[cfg(not(loom))]
+const FIRST: u32 = 64;
+/// Cells of the first part of a table.
+#[cfg(loom)]
+const FIRST: u32 = 2;
+/// Parts of a table, each twice as long as the one before.
+const PARTS: usize = 16;
+
+/// Cells by a dense id; grows by parts that stay until the table goes, so readers need no guard.
+#[derive(Debug)]
+struct Table<T> {
+    parts: [AtomicPtr<T>; PARTS],
+}
+
+impl<T: Default> Table<T> {
+    fn new() -> Self {
+        Self { parts: std::array::from_fn(|_| AtomicPtr::new(std::ptr::null_mut())) }
+    }
+
+    /// Part and place of a cell; `None` past the end.
+    #[inline]
+    fn split(at: u32) -> Option<(usize, usize)> {
+        let from_first = at / FIRST + 1;
+        let part = from_first.ilog2() as usize;
+        (part < PARTS).then(|| (part, (at + FIRST - (FIRST << part)) as usize))
+    }
+
+    #[inline]
+    fn get(&self, at: u32) -> Option<&T> {
+        let (part, place) = Self::split(at)?;
+        let cells = self.parts[part].load(Ordering::Acquire);
+        // SAFETY: a non-null part is a box of `FIRST << part` cells, released after they were made and freed only by
+        // the table's drop; `split` gives a place below that length.
+        (!cells.is_null()).then(|| unsafe { &*cells.add(place) })
+    }
+
+    /// The cell, made if needed. One writer at a time.
+    fn ensure(&self, at: u32) -> Option<&T> {
+        let (part, _) = Self::split(at)?;
+        if self.parts[part].load(Ordering::Relaxed).is_null() {
+            let cells: Box<[T]> = (0..FIRST << part).map(|_| T::default()).collect();
+            self.parts[part].store(Box::into_raw(cells).cast(), Ordering::Release);
+        }
+        self.get(at)
+    }
+}
+
+impl<T> Drop for Table<T> {
+    fn drop(&mut self) {
+        for (part, cells) in self.parts.iter().enumerate() {
+            let cells = cells.load(Ordering::Relaxed);
+            if !cells.is_null() {
+                // SAFETY: `&mut self`: nobody else reaches it; the slice is the box that `ensure` made.
+                drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(cells, (FIRST as usize) << part)) });
+            }
+        }
+    }
+}
+
+/// What readers see of a lane.
+#[derive(Debug)]
+struct LaneCell {
+    slot: AtomicU32,
+    /// Odd while the rank changes.
+    version: AtomicU32,
+    worker_id: AtomicU64,
+    dp_rank: AtomicU32,
+    live: AtomicU32,
+}
+
+impl Default for LaneCell {
+    fn default() -> Self {
+        Self {
+            slot: AtomicU32::new(NONE),
+            version: AtomicU32::new(0),
+            worker_id: AtomicU64::new(0),
+            dp_rank: AtomicU32::new(0),
+            live: AtomicU32::new(0),
+        }
+    }
+}
+
+/// What readers see of a slot.
+#[derive(Debug)]
+struct SlotCell(AtomicU32);
+
+impl Default for SlotCell {
+    fn default() -> Self {
+        Self(AtomicU32::new(NONE))
+    }
+}
+
+/// The part that readers see.
+#[derive(Debug)]
+pub(super) struct LaneTable {
+    lanes: Table<LaneCell>,
+    slots: Table<SlotCell>,
+    /// Goes up whenever a lane id is given out again.
+    recycled: AtomicU64,
+}
+
+impl LaneTable {
+    /// No lanes.
+    pub(super) fn new() -> Self {
+        Self { lanes: Table::new(), slots: Table::new(), recycled: AtomicU64::new(0) }
+    }
+
+    /// The slot of a live lane.
+    #[inline]
+    pub(super) fn slot_of(&self, lane: Lane) -> Option<u32> {
+        let slot = self.lanes.get(lane.0.into())?.slot.load(Ordering::Acquire);
+        (slot != NONE).then_some(slot)
+    }
+
+    /// The live lane of a slot.
+    #[inline]
+    pub(super) fn lane_of_slot(&self, slot: u32) -> Option<Lane> {
+        let lane = self.slots.get(slot)?.0.load(Ordering::Acquire);
+        (lane != NONE).then_some(Lane(lane as u16))
+    }
+
+    /// The rank of a live lane.
+    pub(super) fn rank_of(&self, lane: Lane) -> Option<WorkerWithDpRank> {
+        let cell = self.lanes.get(lane.0.into())?;
+        let mut spin = super::sync::Spin::default();
+        loop {
+            let version = cell.version.load(Ordering::Acquire);
+            if version & 1 == 0 {
+                let rank = WorkerWithDpRank {
+                    worker_id: cell.worker_id.load(Ordering::Relaxed),
+                    dp_rank: cell.dp_rank.load(Ordering::Relaxed),
+                };
+                let live = cell.live.load(Ordering::Relaxed) != 0;
+                // Pairs with the fence in `set`, as in `chunk`.
+                fence(Ordering::Acquire);
+                if cell.version.load(Ordering::Relaxed) == version {
+                    return live.then_some(rank);
+                }
+            }
+            spin.wait();
+        }
+    }
+
+    /// How often a lane id was given out again.
+    #[inline]
+    pub(super) fn recycled(&self) -> u64 {
+        self.recycled.load(Ordering::Acquire)
+    }
+
+    fn set(&self, lane: u16, rank: Option<WorkerWithDpRank>, slot: Option<u32>) {
+        let Some(cell) = self.lanes.ensure(lane.into()) else { return };
+        let version = cell.version.load(Ordering::Relaxed);
+        cell.version.store(version.wrapping_add(1), Ordering::Relaxed);
+        fence(Ordering::Release);
+        if let Some(rank) = rank {
+            cell.worker_id.store(rank.worker_id, Ordering::Relaxed);
+            cell.dp_rank.store(rank.dp_rank, Ordering::Relaxed);
+        }
+        cell.live.store(u32::from(rank.is_some()), Ordering::Relaxed);
+        cell.version.store(version.wrapping_add(2), Ordering::Release);
+        cell.slot.store(slot.unwrap_or(NONE), Ordering::Release);
+    }
+
+    /// `false` when there can be no such slot.
+    fn set_slot(&self, slot: u32, lane: Option<u16>) -> bool {
+        match self.slots.ensure(slot) {
+            Some(cell) => {
+                cell.0.store(lane.map_or(NONE, u32::from), Ordering::Release);
+                true
+            }
+            None => false,
+        }
+    }
+}
+
+/// Seqs of the blocks that share one name in one tier, oldest first.
+pub(super) type Twins = HashMap<(u8, u64), Vec<u64>>;
+
+/// The writer's record of one lane.
+#[derive(Debug, Default)]
+pub(super) struct LaneState {
+    /// Whose it is; `None` when retired or free.
+    pub(super) rank: Option<WorkerWithDpRank>,
+    /// Blocks of chunks held by tier; what a retired lane has left to sweep.
+    pub(super) blocks: [u64; TIERS],
+    /// Names it gave to several blocks.
+    pub(super) twins: Option<Box<Twins>>,
+    /// Blocks whose parent it does not hold.
+    pub(super) waiting: Option<Box<Waiting>>,
+    retired: bool,
+}
+
+impl LaneState {
+    /// Whether the lane holds or waits for anything.
+    pub(super) fn is_idle(&self) -> bool {
+        self.blocks == [0; TIERS] && self.waiting.is_none()
+    }
+}
+
+/// The writer's side.
+#[derive(Debug, Default)]
+pub(super) struct Lanes {
+    pub(super) states: Vec<LaneState>,
+    by_rank: HashMap<WorkerWithDpRank, u16>,
+    slots: HashMap<WorkerWithDpRank, u32>,
+    /// Swept, longest ago first.
+    free: VecDeque<u16>,
+    /// A bit a retired lane that is not swept yet.
+    retired: Vec<u64>,
+    retired_count: usize,
+}
+
+/// Free lane ids that are kept back from reuse, so that a reader's answer is old before its lanes mean others.
+const KEPT_BACK: usize = 64;
+
+impl Lanes {
+    /// The live lane of a rank.
+    #[inline]
+    pub(super) fn get(&self, rank: WorkerWithDpRank) -> Option<u16> {
+        self.by_rank.get(&rank).copied()
+    }
+
+    /// The live lane of a rank, a new one if it has none. `None` when all are in use.
+    pub(super) fn get_or_add(&mut self, rank: WorkerWithDpRank, table: &LaneTable) -> Option<u16> {
+        if let Some(lane) = self.get(rank) {
+            return Some(lane);
+        }
+        let lane = if self.free.len() > KEPT_BACK || self.states.len() >= MAX_LANES {
+            let lane = self.free.pop_front()?;
+            table.recycled.fetch_add(1, Ordering::AcqRel);
+            lane
+        } else {
+            self.states.push(LaneState::default());
+            (self.states.len() - 1) as u16
+        };
+        self.states[lane as usize] = LaneState { rank: Some(rank), ..LaneState::default() };
+        self.by_rank.insert(rank, lane);
+        let slot = self.slots.get(&rank).copied();
+        table.set(lane, Some(rank), slot);
+        if let Some(slot) = slot {
+            table.set_slot(slot, Some(lane));
+        }
+        Some(lane)
+    }
+
+    /// Binds a slot to a rank that has a lane.
+    pub(super) fn bind(&mut self, rank: WorkerWithDpRank, slot: u32, table: &LaneTable) -> bool {
+        let Some(lane) = self.get(rank) else { return false };
+        if self.slots.get(&rank).is_some_and(|&old| old != slot) {
+            self.unbind(rank, table);
+        }
+        if !table.set_slot(slot, Some(lane)) {
+            return false;
+        }
+        self.slots.insert(rank, slot);
+        table.set(lane, Some(rank), Some(slot));
+        true
+    }
+
+    /// Forgets the slot of a rank.
+    pub(super) fn unbind(&mut self, rank: WorkerWithDpRank, table: &LaneTable) {
+        let Some(slot) = self.slots.remove(&rank) else { return };
+        let lane = self.get(rank);
+        if let Some(lane) = lane {
+            table.set(lane, Some(rank), None);
+        }
+        // The slot may be bound to another rank by now.
+        if table.lane_of_slot(slot).map(|lane| lane.0) == lane {
+            table.set_slot(slot, None);
+        }
+    }
+
+    /// Takes the lane away from its rank; its blocks stay until they are swept.
+    pub(super) fn retire(&mut self, rank: WorkerWithDpRank, table: &LaneTable) {
+        let Some(lane) = self.by_rank.remove(&rank) else { return };
+        if let Some(&slot) = self.slots.get(&rank) {
+            table.set_slot(slot, None);
+        }
+        table.set(lane, None, None);
+        let state = &mut self.states[lane as usize];
+        (state.rank, state.twins, state.waiting) = (None, None, None);
+        if state.is_idle() {
+            self.free.push_back(lane);
+            return;
+        }
+        state.retired = true;
+        let word = lane as usize / 64;
+        if self.retired.len() <= word {
+            self.retired.resize(word + 1, 0);
+        }
+        self.retired[word] |= 1 << (lane % 64);
+        self.retired_count += 1;
+    }
+
+    /// Lanes that wait for their sweep, a bit each.
+    pub(super) fn retired_bits(&self) -> &[u64] {
+        &self.retired
+    }
+
+    /// Lanes that wait for their sweep.
+    pub(super) fn retired(&self) -> usize {
+        self.retired_count
+    }
+
+    /// A block of a lane is gone; a retired lane that lost its last one is free.
+    pub(super) fn lost(&mut self, lane: u16, tier: usize, blocks: u64) {
+        let state = &mut self.states[lane as usize];
+        state.blocks[tier] -= blocks;
+        if state.retired && state.blocks == [0; TIERS] {
+            state.retired = false;
+            self.retired[lane as usize / 64] &= !(1 << (lane % 64));
+            self.retired_count -= 1;
+            self.free.push_back(lane);
+        }
+    }
+
+    /// Ranks with a lane.
+    pub(super) fn ranks(&self) -> impl Iterator<Item = (WorkerWithDpRank, u16)> + '_ {
+        self.by_rank.iter().map(|(&rank, &lane)| (rank, lane))
+    }
+
+    /// Lanes in use, retired ones included.
+    pub(super) fn in_use(&self) -> usize {
+        self.by_rank.len() + self.retired_count
+    }
+
+    /// Whether a rank without a lane could get one now.
+    pub(super) fn has_room(&self) -> bool {
+        !self.free.is_empty() || self.states.len() < MAX_LANES
+    }
+}
