@@ -129,6 +129,9 @@ impl PreparedPrompt {
         }
         if purpose == Purpose::Track {
             self.locals.clear();
+            if !self.tracks_seqs {
+                self.seqs.clear();
+            }
         }
     }
 

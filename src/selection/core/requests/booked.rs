@@ -65,10 +65,13 @@ impl<'a> Booked<'a> {
     }
 
     /// Records the prompt where the partition learns from its own decisions.
-    pub(super) fn record(&self, locals: &[u64], seqs: &[u64]) {
-        if let Some(approximate) = self.partition.index.approximate() {
-            approximate.record(self.rank, locals, seqs, self.now);
-        }
+    ///
+    /// # Errors
+    /// 500 when the index panics.
+    pub(super) fn record(&self, locals: &[u64], seqs: &[u64]) -> Result<(), SelectionError> {
+        let Some(approximate) = self.partition.index.approximate() else { return Ok(()) };
+        let recorded = self.partition.health().contain(|| approximate.record(self.rank, locals, seqs, self.now));
+        recorded.ok_or_else(|| SelectionError::Internal(format!("index of {} failed", self.partition.key)))
     }
 
     /// Makes the booking visible to lifecycle calls.

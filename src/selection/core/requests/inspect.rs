@@ -96,7 +96,7 @@ impl SelectionCore {
         let mut scratch = Scratch::take();
         let scope = self.hashing_scope(&partition, &query.prompt, query.router_config_override.as_ref())?;
         scratch.prompt.prepare(&query.prompt, &scope, Purpose::Select)?;
-        scratch.look_up(&partition.index);
+        scratch.look_up(&partition)?;
         Ok((partition, scratch))
     }
 }

@@ -1,7 +1,7 @@
 //! What happens to a booking after it was made (spec http 8).
 
 use crate::selection::{
-    core::SelectionCore,
+    core::{EndedBookings, SelectionCore},
     error::SelectionError,
     load::{BookingId, LoadTracker},
     moment::Moment,
@@ -72,6 +72,16 @@ impl SelectionCore {
             }
         }
         self.pending.sweep(now);
+    }
+
+    /// Bookings that ended without a lifecycle call.
+    pub fn ended_bookings(&self) -> EndedBookings {
+        self.bookings.ended_bookings()
+    }
+
+    /// Cached selections and their estimated bytes.
+    pub fn pending_selections(&self) -> (usize, usize) {
+        self.pending.size()
     }
 
     /// Selection ids that are claimed or held.

@@ -6,8 +6,9 @@ use std::{
 };
 
 use crate::selection::{
+    error::SelectionError,
     index::{LaneSet, MatchClass, Matches, PrefixIndex, TierBlocks},
-    partition::PartitionIndex,
+    partition::{Partition, PartitionIndex},
     prompt::PreparedPrompt,
 };
 
@@ -41,13 +42,19 @@ impl Scratch {
     }
 
     /// Looks the prepared prompt up.
-    pub(super) fn look_up(&mut self, index: &PartitionIndex) {
+    ///
+    /// # Errors
+    /// 500 when the index panics; nothing is locked then.
+    pub(super) fn look_up(&mut self, partition: &Partition) -> Result<(), SelectionError> {
         let Buffers { prompt, matches, predicted } = &mut **self;
-        index.primary().lookup(prompt.locals(), prompt.seqs(), matches);
-        if let PartitionIndex::Events { confirmed, predicted: Some(overlay) } = index {
-            overlay.index().lookup(prompt.locals(), prompt.seqs(), predicted);
-            merge(confirmed, matches, overlay.index(), predicted);
-        }
+        let found = partition.health().contain(|| {
+            partition.index.primary().lookup(prompt.locals(), prompt.seqs(), matches);
+            if let PartitionIndex::Events { confirmed, predicted: Some(overlay) } = &partition.index {
+                overlay.index().lookup(prompt.locals(), prompt.seqs(), predicted);
+                merge(confirmed, matches, overlay.index(), predicted);
+            }
+        });
+        found.ok_or_else(|| SelectionError::Internal(format!("index of {} failed", partition.key)))
     }
 }
 

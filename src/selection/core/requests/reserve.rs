@@ -73,7 +73,7 @@ impl SelectionCore {
         let unknown = || SelectionError::NotFound(format!("Worker {rank:?} not found"));
         let (booked, endpoint) = self.book(&partition, rank, charge, &claim, unknown)?;
         if records {
-            booked.record(scratch.prompt.locals(), scratch.prompt.seqs());
+            booked.record(scratch.prompt.locals(), scratch.prompt.seqs())?;
         }
         let id = Arc::clone(claim.id());
         booked.install(claim, None)?;
@@ -138,7 +138,7 @@ impl SelectionCore {
         if let Some(locals) = &selection.block_hashes {
             let mut seqs = Vec::new();
             hash::sequence_hashes(locals, &mut seqs);
-            booked.record(locals, &seqs);
+            booked.record(locals, &seqs)?;
         }
         let lease = match hold {
             Hold::Unbound => None,

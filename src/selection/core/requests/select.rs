@@ -92,7 +92,7 @@ impl SelectionCore {
         let Chosen { decision, moved, source, expired } = chosen??;
         let booked = Booked::new(&partition, decision.rank, claim.attempt(), now);
         self.bookings.ended(&expired, BookingEnd::Expired, now);
-        booked.record(scratch.prompt.locals(), scratch.prompt.seqs());
+        booked.record(scratch.prompt.locals(), scratch.prompt.seqs())?;
         let lease = match hold {
             Hold::Unbound => None,
             Hold::First(first) => Some(first.commit(decision.rank, &*self.clock)),
@@ -152,7 +152,7 @@ impl SelectionCore {
         if !advisory {
             partition.admission.pass(deadline, &*self.clock).await?;
         }
-        scratch.look_up(&partition.index);
+        scratch.look_up(partition)?;
         Ok((scratch, self.clock.now()))
     }
 

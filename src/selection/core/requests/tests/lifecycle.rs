@@ -116,7 +116,7 @@ fn a_booking_expires_when_its_rank_gets_a_new_one() {
     assert_eq!(bed.loads(), [(1, 0, 4, 1, 1)]);
     assert_eq!(bed.core.live_bookings(), 1);
     assert_eq!(text(bed.core.prefill_complete("old")), unknown("old"));
-    assert_eq!(bed.core.bookings.ended_bookings().expired, 1);
+    assert_eq!(bed.core.ended_bookings().expired, 1);
 }
 
 #[test]
