@@ -286,19 +286,26 @@ impl Forest {
         }
     }
 
+    #[cfg(test)]
+    pub(super) fn capacity(&self) -> usize {
+        self.runs.capacity() + self.heads.capacity()
+    }
+
     /// Checks the invariants, and returns the bytes of heap the blocks take.
     #[cfg(test)]
     pub(super) fn check(&self) -> usize {
         let mut bytes = 0;
         assert_eq!(self.heads.len(), self.runs.len());
+        let mut children: HashMap<u32, (u32, u32)> = HashMap::new();
+        for (id, run) in self.runs.iter() {
+            let of_parent = children.entry(run.parent).or_default();
+            *of_parent = (of_parent.0 + 1, of_parent.1 ^ id);
+        }
         for (id, run) in self.runs.iter() {
             assert!(!run.blocks.is_empty() && run.blocks.len() <= MAX_RUN);
             assert_eq!(self.heads.get(&(run.parent, run.blocks[0])), Some(&id));
             assert!(run.bookings > 0 && run.owners.len() > 0);
-            let children: Vec<u32> =
-                self.runs.iter().filter(|(_, other)| other.parent == id).map(|(child, _)| child).collect();
-            assert_eq!(run.children as usize, children.len());
-            assert_eq!(run.child_ids, children.iter().fold(0, |ids, child| ids ^ child));
+            assert_eq!((run.children, run.child_ids), children.get(&id).copied().unwrap_or_default());
             run.owners.for_each(|slot| {
                 assert!(run.parent == ROOT || self.runs[run.parent].owners.contains(slot));
             });

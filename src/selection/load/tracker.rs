@@ -438,6 +438,12 @@ impl LoadTracker {
         }
     }
 
+    /// Places kept for bookings and runs, and bytes of blocks.
+    #[cfg(test)]
+    pub(super) fn memory(&self) -> (usize, usize) {
+        (self.bookings.capacity() + self.ids.capacity() + self.forest.capacity(), self.forest.check())
+    }
+
     #[cfg(test)]
     pub(super) fn forest(&self) -> &Forest {
         &self.forest
