@@ -39,6 +39,21 @@ fn blocks_count_once_and_leave_with_their_last_owner() {
 }
 
 #[test]
+fn runs_join_again_when_what_parted_them_has_left() {
+    let mut load = tracker(None);
+    let slot = add_rank(&mut load, 1);
+    for (id, blocks) in [(1, 8), (2, 2), (3, 5), (4, 7)] {
+        prompt(&mut load, id, slot, &[1, 2, 3, 4, 5, 6, 7, 8][..blocks], 0);
+    }
+    assert_eq!(load.active_runs(), 4);
+    for id in [3, 2, 4] {
+        assert!(load.free(BookingId(id), Moment(0)));
+        load.check();
+    }
+    assert_eq!((load.active_runs(), load.shared_blocks(slot, &[1, 2, 3, 9])), (1, 3));
+}
+
+#[test]
 fn lineage_is_trusted_and_repeats_count() {
     let mut load = tracker(None);
     let slot = add_rank(&mut load, 1);

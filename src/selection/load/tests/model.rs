@@ -71,11 +71,11 @@ impl Naive {
 /// A prompt out of a few chains that branch: a block's hash is fixed by all before it, as real ones are.
 fn random_prompt(rng: &mut fastrand::Rng, longest: usize) -> Vec<u64> {
     let mut sequence = Vec::new();
-    let mut hash = rng.u64(0..3);
+    let mut hash = rng.u64(0..3) << 50;
     let (branch_every, branches) = ([3, 8, 40][rng.usize(0..3)], rng.u64(1..3));
     for at in 0..rng.usize(0..longest) {
         let branch = if at % branch_every == 0 { rng.u64(0..=branches) } else { 0 };
-        hash = hash.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(branch + 1);
+        hash = hash.wrapping_add(at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(branch + 1);
         sequence.push(hash);
     }
     sequence

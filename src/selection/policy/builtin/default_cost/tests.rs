@@ -1,3 +1,4 @@
+mod choice;
 mod recorded;
 mod search;
 
@@ -132,10 +133,13 @@ impl Fleet {
         self.policy.pick(&ask.request(&self.matches, Moment(0)), &mut self.load, &mut self.rng)
     }
 
-    /// The cost of one worker, by allowing no other.
+    /// The pick when one worker alone is allowed.
+    fn pick_of(&mut self, ask: &Ask, worker: u64) -> Result<Picked, SelectionError> {
+        self.pick(&Ask { allowed: Some(BTreeSet::from([worker])), ..ask.clone() })
+    }
+
     fn cost(&mut self, ask: &Ask, worker: u64) -> f64 {
-        let only = Ask { allowed: Some(BTreeSet::from([worker])), ..ask.clone() };
-        self.pick(&only).unwrap().cost
+        self.pick_of(ask, worker).unwrap().cost
     }
 
     fn costs(&mut self, ask: &Ask) -> Vec<f64> {
