@@ -4,16 +4,19 @@
 //! configuration of the module that does the work. Exit codes: 0 done, 1 a configuration or run that failed, 2 a flag
 //! that is unknown or cannot be parsed.
 
+pub mod discover;
 mod environment;
 mod openapi;
 pub mod selector;
 
-use std::process::ExitCode;
+use std::{path::Path, process::ExitCode};
 
 use clap::{
     Args, CommandFactory, Parser, Subcommand, ValueEnum,
     builder::{Styles, styling::AnsiColor},
 };
+
+use zeroize::Zeroizing;
 
 use crate::telemetry::logs::{self, LogFormat};
 use environment::Environment;
@@ -39,6 +42,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Selector(Box<selector::SelectorArgs>),
+    Discover(discover::DiscoverArgs),
     /// Print the OpenAPI document of the HTTP API
     Openapi,
 }
@@ -87,6 +91,7 @@ pub fn run() -> ExitCode {
     let cli = Cli::parse();
     let outcome = start_logging(&cli.log).and_then(|()| match cli.command {
         Command::Selector(args) => selector::run(*args),
+        Command::Discover(args) => discover::run(args),
         Command::Openapi => openapi::run(),
     });
     let Err(error) = outcome else { return ExitCode::SUCCESS };
@@ -101,6 +106,28 @@ pub fn run() -> ExitCode {
 /// The whole command tree, for generated documentation.
 pub fn command() -> clap::Command {
     Cli::command()
+}
+
+/// The runtime of a subcommand, with `threads` workers or one a processor.
+fn runtime(threads: Option<u16>) -> Result<tokio::runtime::Runtime, CliError> {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    builder.enable_all().thread_name("pointsman");
+    if let Some(threads) = threads {
+        builder.worker_threads(threads.into());
+    }
+    builder.build().map_err(CliError::failed)
+}
+
+/// The first line of a token file.
+fn read_token(path: &Path) -> Result<Zeroizing<String>, CliError> {
+    let failed = |reason: &str| CliError::Failed(format!("admin token file {}: {reason}", path.display()));
+    let text = std::fs::read_to_string(path).map(Zeroizing::new).map_err(|e| failed(&e.to_string()))?;
+    let token = text.lines().next().unwrap_or_default().trim();
+    // What a header can carry, so that a token that could never match is told at once.
+    if token.is_empty() || !token.bytes().all(|b| b.is_ascii_graphic()) {
+        return Err(failed("its first line must be a token of printable ASCII without blanks"));
+    }
+    Ok(Zeroizing::new(token.to_owned()))
 }
 
 fn start_logging(args: &LogArgs) -> Result<(), CliError> {

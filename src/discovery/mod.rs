@@ -6,6 +6,7 @@
 
 pub mod apply;
 pub mod file;
+pub mod metrics;
 pub mod snapshot;
 pub mod source;
 

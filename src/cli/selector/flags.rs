@@ -63,6 +63,7 @@ pub(super) struct WorkersArgs {
     pub workers_file: Option<PathBuf>,
     /// Name under which the file's workers are owned, as `file.NAME`
     #[arg(long, env = "POINTSMAN_CATALOG_NAME", value_name = "NAME", default_value = "default")]
+    #[arg(value_parser = crate::cli::discover::catalog_name)]
     pub catalog_name: String,
 }
 

@@ -1,5 +1,6 @@
 //! `pointsman selector`: flags and environment into a running service.
 
+mod discovery;
 mod flags;
 mod serve;
 mod settings;
@@ -7,10 +8,12 @@ mod tracking;
 
 pub use flags::SelectorArgs;
 
+use self::flags::PeerArgs;
 use super::{
     CliError,
     environment::{self, Environment},
 };
+use crate::selection::endpoint::check_zmq_endpoint;
 
 /// Runs a selector until a signal ends it.
 ///
@@ -22,6 +25,18 @@ pub fn run(args: SelectorArgs) -> Result<(), CliError> {
         tracing::warn!("{warning}");
     }
     settings.selection.validate().map_err(CliError::failed)?;
-    tracing::info!(config = ?settings.selection, "effective configuration");
-    serve::run(&args, settings.selection)
+    refuse_replica_sync(&args.peers)?;
+    serve::run(args, settings.selection)
+}
+
+/// Replica sync is of a later version: refused rather than ignored, after what the reference checks.
+fn refuse_replica_sync(peers: &PeerArgs) -> Result<(), CliError> {
+    for peer in &peers.replica_sync_peers {
+        check_zmq_endpoint(peer)
+            .map_err(|reason| CliError::Failed(format!("invalid replica peer endpoint `{peer}`: {reason}")))?;
+    }
+    match peers.replica_sync_port {
+        Some(_) => Err(CliError::Failed("this version has no replica sync: leave out --replica-sync-port".to_owned())),
+        None => Ok(()),
+    }
 }

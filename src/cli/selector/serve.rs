@@ -1,11 +1,15 @@
-//! The running selector: service, server, signals.
+//! The running selector: service, server, discovery, signals.
 
 use std::net::SocketAddr;
 
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use super::{super::CliError, flags::HttpArgs, flags::SelectorArgs};
+use super::{
+    super::{CliError, read_token, runtime},
+    discovery::Discovery,
+    flags::{HttpArgs, SelectorArgs},
+};
 use crate::{
     http::{self, AdminToken, HttpConfig},
     selection::SelectionConfig,
@@ -20,63 +24,75 @@ use crate::{
 ///
 /// # Errors
 /// The token file cannot be read; the runtime, the service or the socket cannot be made.
-pub(super) fn run(args: &SelectorArgs, selection: SelectionConfig) -> Result<(), CliError> {
-    let mut runtime = tokio::runtime::Builder::new_multi_thread();
-    runtime.enable_all().thread_name("pointsman");
-    if let Some(threads) = args.http.runtime_threads {
-        runtime.worker_threads(usize::from(threads));
-    }
-    let runtime = runtime.build().map_err(CliError::failed)?;
+pub(super) fn run(args: SelectorArgs, selection: SelectionConfig) -> Result<(), CliError> {
+    let runtime = runtime(args.http.runtime_threads)?;
     let outcome = runtime.block_on(serve(args, selection));
     // Blocking work that is still under way, a recovery for example, is not waited for.
     runtime.shutdown_background();
     outcome
 }
 
-async fn serve(args: &SelectorArgs, selection: SelectionConfig) -> Result<(), CliError> {
+async fn serve(args: SelectorArgs, selection: SelectionConfig) -> Result<(), CliError> {
     let mut signals = StopSignals::install().map_err(CliError::failed)?;
     let http_config = http_config(&args.http)?;
-    let service = SelectionServiceBuilder::new(service_config(args, selection)).build().map_err(CliError::failed)?;
+    let config = service_config(&args, selection);
+    log_settings(&args, &config, &http_config);
+    let service = SelectionServiceBuilder::new(config).build().map_err(CliError::failed)?;
 
     let address = SocketAddr::new(args.http.host, args.http.port);
     let listener = TcpListener::bind(address)
         .await
         .map_err(|error| CliError::Failed(format!("cannot listen on {address}: {error}")))?;
-    let guarded = http_config.admin_token.is_some();
     let shutdown = CancellationToken::new();
-    let server = http::serve(service, http_config, listener, shutdown.clone()).map_err(CliError::failed)?;
+    let server = http::serve(service.clone(), http_config, listener, shutdown.clone()).map_err(CliError::failed)?;
     tracing::info!(address = %server.address(), "listening");
-    if !guarded {
-        tracing::info!("catalog and peer changes need no token: --admin-token-file is not set");
-    }
+    let discovery = match args.workers.workers_file {
+        Some(path) => Some(Discovery::start(path, &args.workers.catalog_name, &service, &shutdown)?),
+        None => None,
+    };
 
-    let signal = signals.recv().await;
-    tracing::info!(signal, "stopping");
-    shutdown.cancel();
+    let mut served = tokio::spawn(server.finished());
     tokio::select! {
-        drained = server.finished() => {
-            tracing::info!(cut_off = drained.cut_off, "stopped");
-            Ok(())
-        }
-        signal = signals.recv() => Err(CliError::Failed(format!("{signal} while draining"))),
+        signal = signals.recv() => tracing::info!(signal, "stopping"),
+        // It ends at the word to stop alone.
+        _ = &mut served => return Err(CliError::Failed("the HTTP server ended by itself".to_owned())),
+    }
+    shutdown.cancel();
+    let drained = tokio::select! {
+        drained = &mut served => drained.map_err(CliError::failed)?,
+        signal = signals.recv() => return Err(CliError::Failed(format!("{signal} while draining"))),
+    };
+    if let Some(discovery) = discovery {
+        discovery.finished().await;
+    }
+    tracing::info!(cut_off = drained.cut_off, "stopped");
+    Ok(())
+}
+
+/// One line with everything in force; keys and tokens are not in it.
+fn log_settings(args: &SelectorArgs, config: &ServiceConfig, http: &HttpConfig) {
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        selection = ?config.selection,
+        recovery = ?config.recovery,
+        ready_requires = %config.ready_requires,
+        workers_file = ?args.workers.workers_file,
+        catalog_name = args.workers.catalog_name,
+        shutdown_delay = ?http.shutdown_delay,
+        "effective configuration"
+    );
+    if http.admin_token.is_none() {
+        tracing::info!("catalog and peer changes need no token: --admin-token-file is not set");
     }
 }
 
 fn http_config(args: &HttpArgs) -> Result<HttpConfig, CliError> {
-    let admin_token = match &args.admin_token_file {
-        None => None,
-        Some(path) => {
-            let file = path.display();
-            let text = std::fs::read_to_string(path)
-                .map_err(|error| CliError::Failed(format!("cannot read the admin token file {file}: {error}")))?;
-            let token = AdminToken::new(text.lines().next().unwrap_or_default());
-            Some(
-                token
-                    .ok_or_else(|| CliError::Failed(format!("the admin token file {file} has an empty first line")))?,
-            )
-        }
-    };
-    Ok(HttpConfig { admin_token, shutdown_delay: args.shutdown_delay, ..HttpConfig::default() })
+    let token = args.admin_token_file.as_deref().map(read_token).transpose()?;
+    Ok(HttpConfig {
+        admin_token: token.and_then(|token| AdminToken::new(&token)),
+        shutdown_delay: args.shutdown_delay,
+        ..HttpConfig::default()
+    })
 }
 
 fn service_config(args: &SelectorArgs, selection: SelectionConfig) -> ServiceConfig {

@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use client::{ClientError, RemoteClient};
 pub use in_process::InProcessTarget;
-pub use remote::{RemoteOptions, RemoteTarget};
+pub use remote::{Preview, RemoteOptions, RemoteTarget};
 pub use state_file::StateFile;
 
 use super::{Snapshot, SourceStatus};

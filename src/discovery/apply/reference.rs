@@ -14,7 +14,7 @@ use reqwest::Method;
 use serde::Deserialize;
 use tokio::{task::spawn_blocking, time::Instant};
 
-use super::{Check, ClientError, PassError, PassReport, RemoteClient, StateFile};
+use super::{Check, ClientError, PassError, PassReport, RemoteClient, StateFile, remote::Preview};
 use crate::{
     discovery::Snapshot,
     selection::worker::{Lifecycle, WorkerRequest, WorkerState},
@@ -206,6 +206,15 @@ impl WorkersRoutes {
             }
         }
         Ok(idle.into_iter().collect())
+    }
+
+    /// What a pass would do, without doing it.
+    pub(super) async fn preview(&mut self, snapshot: &Snapshot) -> Result<Preview, PassError> {
+        self.remember().await?;
+        let shown = self.shown().await?;
+        let plan = self.plan(snapshot, &shown);
+        let (changed, added) = plan.upsert.iter().map(|r| r.worker_id).partition(|id| shown.contains_key(id));
+        Ok(Preview { added, changed, removed: plan.delete, foreign: Vec::new() })
     }
 
     async fn upsert(&mut self, requests: Vec<WorkerRequest>, outcome: &mut Outcome, report: &mut PassReport) {

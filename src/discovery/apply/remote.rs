@@ -1,11 +1,13 @@
 //! A selector behind HTTP: by `PUT /catalog/{owner}` where it offers that, by its `/workers` routes where it does not.
 
 use std::{
+    collections::HashMap,
     path::PathBuf,
     time::{SystemTime, UNIX_EPOCH},
 };
 
 use reqwest::Method;
+use serde::Deserialize;
 use zeroize::Zeroizing;
 
 use super::{
@@ -13,7 +15,7 @@ use super::{
 };
 use crate::{
     discovery::Snapshot,
-    selection::catalog::{CatalogReport, CatalogStatus, OwnerStatus, SnapshotVersion},
+    selection::catalog::{CatalogReport, CatalogStatus, DesiredWorker, OwnerStatus, SnapshotVersion},
 };
 
 /// A delta is sent when it has at most this share of the records.
@@ -45,6 +47,32 @@ pub struct RemoteTarget {
     routes: WorkersRoutes,
 }
 
+/// What a pass would change.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Preview {
+    /// Ids that are not there yet.
+    pub added: Vec<u64>,
+    /// Ids whose record differs.
+    pub changed: Vec<u64>,
+    /// Ids that would go.
+    pub removed: Vec<u64>,
+    /// Ids that somebody else owns, who that is, and that therefore stay as they are.
+    pub foreign: Vec<(u64, String)>,
+}
+
+/// A record in `GET /catalog?workers=true`.
+#[derive(Debug, Deserialize)]
+struct OwnedRecord {
+    owner: String,
+    #[serde(flatten)]
+    worker: DesiredWorker,
+}
+
+#[derive(Debug, Deserialize)]
+struct OwnedRecords {
+    workers: Vec<OwnedRecord>,
+}
+
 /// What the selector offers.
 #[derive(Debug)]
 enum Face {
@@ -65,6 +93,36 @@ impl RemoteTarget {
         let client = RemoteClient::new(address, options.token)?;
         let routes = WorkersRoutes::new(client.clone(), &options.owner, options.state_dir, options.prune);
         Ok(Self { client, owner: options.owner, epoch: 0, face: Face::Unknown, instance_id: String::new(), routes })
+    }
+
+    /// What applying `snapshot` would change.
+    ///
+    /// # Errors
+    /// The selector cannot be asked.
+    pub async fn preview(&mut self, snapshot: &Snapshot) -> Result<Preview, PassError> {
+        if self.catalog().await?.is_none() {
+            return self.routes.preview(snapshot).await;
+        }
+        let answer = self.client.call(Method::GET, &["catalog"], &[("workers", "true")], None).await?;
+        let records: OwnedRecords = self.client.decode("GET /catalog?workers=true", &answer)?;
+        let there: HashMap<u64, OwnedRecord> =
+            records.workers.into_iter().map(|r| (r.worker.request.worker_id, r)).collect();
+        let mut preview = Preview::default();
+        for desired in snapshot.workers() {
+            let id = desired.request.worker_id;
+            match there.get(&id) {
+                None => preview.added.push(id),
+                Some(record) if record.owner != self.owner => preview.foreign.push((id, record.owner.clone())),
+                Some(record) if record.worker != *desired => preview.changed.push(id),
+                Some(_) => {}
+            }
+        }
+        let left = |(id, record): (&u64, &OwnedRecord)| {
+            (record.owner == self.owner && snapshot.get(*id).is_none()).then_some(*id)
+        };
+        preview.removed = there.iter().filter_map(left).collect();
+        preview.removed.sort_unstable();
+        Ok(preview)
     }
 
     /// Asks for the catalog; `None` where there is no such route.

@@ -5,10 +5,8 @@
 //! the file system gives none. The file's disk may hang: nothing here runs on the async runtime.
 
 use std::{
-    io::Read,
     os::unix::fs::MetadataExt,
-    panic::{AssertUnwindSafe, catch_unwind},
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::Arc,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
@@ -17,7 +15,7 @@ use tokio::sync::watch;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::{
-    FileError, MAX_FILE_BYTES, Place, parse,
+    FileError, MAX_FILE_BYTES, Place, parse_bytes, read_bounded,
     watch::{Notices, StopHandle, Wake, route},
 };
 use crate::{
@@ -168,6 +166,8 @@ impl Follower {
     fn look(&mut self, told: bool) {
         match std::fs::metadata(&self.path) {
             Err(error) => self.lose(&error),
+            // Opening a pipe would wait for its writer.
+            Ok(metadata) if !metadata.is_file() => self.lose(&std::io::Error::other("not a regular file")),
             Ok(metadata) => {
                 let stamp = Stamp::of(&metadata);
                 let doubtful = self.read.as_ref().is_none_or(|last| last.stamp != stamp || last.doubtful);
@@ -227,13 +227,13 @@ impl Follower {
     }
 
     fn parse(&self, bytes: Vec<u8>) -> Result<Snapshot, FileError> {
-        let syntax = |reason: String| FileError::Syntax { file: self.name.clone(), place: Place::default(), reason };
-        let text = String::from_utf8(bytes).map_err(|e| syntax(format!("not UTF-8: {e}")))?;
-        // A parser that panics must not end the source.
-        let parsed = catch_unwind(AssertUnwindSafe(|| parse(&text, &self.name)));
-        let workers = parsed.unwrap_or_else(|_| Err(syntax("the parser failed on this text".to_owned())))?;
+        let workers = parse_bytes(bytes, &self.name)?;
         let version = SnapshotVersion { epoch: self.options.epoch, generation: self.generation + 1 };
-        Snapshot::new(version, workers).map_err(|e| syntax(e.to_string()))
+        Snapshot::new(version, workers).map_err(|e| FileError::Value {
+            file: self.name.clone(),
+            place: Place::default(),
+            reason: e.to_string(),
+        })
     }
 
     /// Takes content that is good: `None` when it is what was read before.
@@ -285,13 +285,6 @@ impl Follower {
             tracing::warn!(error = %text, reason = error.reason(), workers_kept = kept, "workers file refused");
         }
     }
-}
-
-/// The file's content, or nothing when it is longer than the limit.
-fn read_bounded(path: &Path) -> std::io::Result<Option<Vec<u8>>> {
-    let mut bytes = Vec::new();
-    std::fs::File::open(path)?.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes)?;
-    Ok((bytes.len() as u64 <= MAX_FILE_BYTES).then_some(bytes))
 }
 
 /// Whether a writer may still be at it: block YAML ends a line, JSON a bracket (and where it does not, it cannot be

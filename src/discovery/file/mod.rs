@@ -13,6 +13,12 @@ mod watch;
 pub use error::{FileError, Place};
 pub use follow::{FollowOptions, WorkersFile};
 
+use std::{
+    io::Read,
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::Path,
+};
+
 use crate::selection::catalog::DesiredWorker;
 use schema::Document;
 
@@ -44,6 +50,33 @@ pub fn parse(text: &str, file: &str) -> Result<Vec<DesiredWorker>, FileError> {
         FileError::Syntax { file: file.to_owned(), place, reason }
     })?;
     expand::expand(document, file)
+}
+
+/// Reads the file at `path` once.
+///
+/// # Errors
+/// [`FileError`].
+pub fn load(path: &Path) -> Result<Vec<DesiredWorker>, FileError> {
+    let file = path.display().to_string();
+    let unreadable = |reason: String| FileError::Unreadable { file: file.clone(), reason };
+    let bytes = read_bounded(path).map_err(|e| unreadable(e.to_string()))?;
+    let bytes = bytes.ok_or_else(|| FileError::TooLarge { file: file.clone(), limit: MAX_FILE_BYTES })?;
+    parse_bytes(bytes, &file)
+}
+
+/// Reads the content of a file; a parser that panics is an error like others.
+fn parse_bytes(bytes: Vec<u8>, file: &str) -> Result<Vec<DesiredWorker>, FileError> {
+    let syntax = |reason: String| FileError::Syntax { file: file.to_owned(), place: Place::default(), reason };
+    let text = String::from_utf8(bytes).map_err(|e| syntax(format!("not UTF-8: {e}")))?;
+    let parsed = catch_unwind(AssertUnwindSafe(|| parse(&text, file)));
+    parsed.unwrap_or_else(|_| Err(syntax("the parser failed on this text".to_owned())))
+}
+
+/// The file's content, or nothing when it is longer than the limit.
+fn read_bounded(path: &Path) -> std::io::Result<Option<Vec<u8>>> {
+    let mut bytes = Vec::new();
+    std::fs::File::open(path)?.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes)?;
+    Ok((bytes.len() as u64 <= MAX_FILE_BYTES).then_some(bytes))
 }
 
 fn options() -> serde_saphyr::Options {

@@ -4,6 +4,7 @@ use std::{
     fs,
     io::Write,
     os::unix::fs::{PermissionsExt, symlink},
+    path::Path,
 };
 
 use super::*;
@@ -241,7 +242,7 @@ fn a_directory_in_place_of_the_file_is_unreadable() {
     fixture.until_workers(3);
     fs::remove_file(&fixture.path).unwrap();
     fs::create_dir(&fixture.path).unwrap();
-    assert_eq!(workers(&fixture.until_error("cannot read")), 3);
+    assert_eq!(workers(&fixture.until_error("not a regular file")), 3);
     fs::remove_dir(&fixture.path).unwrap();
     fs::write(&fixture.path, TWO).unwrap();
     fixture.until_workers(2);
