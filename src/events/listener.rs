@@ -15,7 +15,7 @@ use std::{convert::Infallible, sync::Arc, time::Duration};
 use tokio::{
     sync::watch,
     task::coop::consume_budget,
-    time::{Instant, sleep_until},
+    time::{Instant, sleep_until, timeout},
 };
 
 pub use super::replay::ReplayConfig;
@@ -35,6 +35,9 @@ const FIRST_RETRY: Duration = Duration::from_secs(2);
 
 /// Longest such pause.
 const LAST_RETRY: Duration = Duration::from_secs(60);
+
+/// How often a listener that must not read yet tells its lag.
+const LAG_PERIOD: Duration = Duration::from_millis(250);
 
 /// Settings of listeners.
 #[derive(Clone, Debug)]
@@ -118,10 +121,7 @@ impl<T: EventTarget> Listener<T> {
         self.lost_connection();
         let source = &self.shared.source;
         let mut subscriber = Subscriber::connect(&source.endpoint, &[b""], self.config.transport.clone())?;
-        if self.gate.wait_for(|open| *open).await.is_err() {
-            // Nobody is left who could open it.
-            std::future::pending::<()>().await;
-        }
+        self.wait_for_gate(&subscriber).await;
         self.shared.set_state(ListenerState::Connecting);
         loop {
             consume_budget().await;
@@ -161,6 +161,20 @@ impl<T: EventTarget> Listener<T> {
                 SubscriberEvent::Message(message) => self.live(&mut subscriber, message).await,
             }
             self.shared.set_lag(self.backlog.len() + subscriber.queued());
+        }
+    }
+
+    /// Waits until start-up recovery is done; the subscriber's queue fills meanwhile.
+    async fn wait_for_gate(&mut self, subscriber: &Subscriber) {
+        loop {
+            let mut gate = self.gate.clone();
+            let opened = timeout(LAG_PERIOD, gate.wait_for(|open| *open)).await.map(|outcome| outcome.is_ok());
+            match opened {
+                Ok(true) => return,
+                // Nobody is left who could open it.
+                Ok(false) => std::future::pending().await,
+                Err(_) => self.shared.set_lag(subscriber.queued()),
+            }
         }
     }
 

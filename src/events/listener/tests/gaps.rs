@@ -179,3 +179,28 @@ async fn requests_name_any_number() {
     }
     assert_eq!(replay.ring.lock().starts(), [0, 0, 5, (1 << 40) + 1]);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_our_own_queue_lost_comes_by_replay() {
+    const LEN: u32 = 5000;
+    let publisher = Publisher::bind();
+    let replay = Replay::bind(Ring { batches: history(100, LEN), ..Ring::default() });
+    let mut config = config();
+    config.transport.queue_messages = 4;
+    let supervisor = ListenerSupervisor::held(Handle::current(), config);
+    let target = Arc::new(TestTarget::new(4));
+    supervisor.start(source(&publisher.endpoint, Some(&replay.endpoint)), Arc::clone(&target));
+    let rig = Rig { supervisor, target };
+    publisher.subscribed().await;
+    for (seq, payload) in history(100, LEN) {
+        publisher.send(seq, &payload);
+    }
+    until("the queue is full", || rig.status().lag >= 4).await;
+    rig.supervisor.open();
+    // No live batch follows that could show the gap.
+    rig.position(u64::from(LEN) - 1).await;
+    assert_eq!(rig.depth(100, LEN), LEN);
+    let status = rig.status();
+    assert!(status.dropped["overflow"] > 0, "{status:?}");
+    assert_eq!((status.unfilled_gaps, status.trust), (0, Trust::Full));
+}

@@ -134,3 +134,18 @@ async fn a_replay_socket_that_comes_late_is_asked_again() {
     assert_eq!(rig.depth(100, 3), 3);
     drop(replay);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ten_reconnects_lose_no_later_batch() {
+    let mut publisher = Publisher::bind();
+    let rig = Rig::new(&publisher.endpoint, None);
+    for round in 0..10u32 {
+        publisher.subscribed().await;
+        for number in [2 * round, 2 * round + 1] {
+            publisher.send(u64::from(number), &link(100 + number, 100, 1));
+        }
+        rig.position(u64::from(2 * round + 1)).await;
+        publisher = Publisher::bind_at(&publisher.kill());
+    }
+    assert_eq!((rig.depth(100, 20), rig.status().publisher_restarts, rig.status().gaps), (20, 0, 0));
+}

@@ -73,6 +73,7 @@ async fn an_engine_that_restarted_and_went_on_is_exact_again_at_once() {
         // The new process has published fewer, as many, and more batches than the old one while nobody listened.
         replay.ring.lock().batches = history(900, new);
         let publisher = Publisher::bind_at(&endpoint);
+        until("the restart is noticed", || rig.status().publisher_restarts == 1).await;
         rig.position(u64::from(new) - 1).await;
         until("the state settled", || rig.status().state == ListenerState::Live).await;
         assert_eq!((rig.depth(100, 1), rig.depth(900, new)), (0, new), "{new}");
