@@ -50,6 +50,9 @@ pub struct ListenerConfig {
     pub backlog_messages: usize,
     /// Their bytes.
     pub backlog_bytes: usize,
+    /// How long after a catch-up a stream that stays silent is asked again: a batch published just before the publisher
+    /// knew of the subscription is in neither the answers nor the stream.
+    pub second_look: Duration,
     /// First pause before a failed listener starts again; doubles.
     pub restart_min: Duration,
     /// Longest such pause.
@@ -66,6 +69,7 @@ impl Default for ListenerConfig {
             replay: ReplayConfig::default(),
             backlog_messages: 1 << 16,
             backlog_bytes: 64 << 20,
+            second_look: Duration::from_secs(3),
             restart_min: Duration::from_millis(200),
             restart_max: Duration::from_secs(30),
         }
@@ -87,7 +91,7 @@ pub(super) struct Listener<T> {
     tried: Option<(u64, bool)>,
     /// The connection ended while a gap was being filled: what is left of it comes by the next replay.
     adrift: bool,
-    /// When to try a replay socket again that did not answer.
+    /// When to ask the replay socket again, unless the stream goes on.
     owed: Option<Instant>,
     retry: Duration,
 }
@@ -130,7 +134,7 @@ impl<T: EventTarget> Listener<T> {
                 None => tokio::select! {
                     event = subscriber.recv() => event,
                     () = until(self.owed) => {
-                        self.catch_up(&mut subscriber).await;
+                        self.catch_up(&mut subscriber, false).await;
                         continue;
                     }
                 },
@@ -141,7 +145,7 @@ impl<T: EventTarget> Listener<T> {
                     self.shared.set_state(ListenerState::Live);
                     self.adrift = false;
                     if self.shared.source.replay_endpoint.is_some() {
-                        self.catch_up(&mut subscriber).await;
+                        self.catch_up(&mut subscriber, true).await;
                     }
                 }
                 SubscriberEvent::Disconnected(error) => {
@@ -155,7 +159,7 @@ impl<T: EventTarget> Listener<T> {
                     self.shared.add(&tally);
                     // The next live batch would show the gap; an engine that falls idle now has none.
                     if self.shared.source.replay_endpoint.is_some() {
-                        self.catch_up(&mut subscriber).await;
+                        self.catch_up(&mut subscriber, true).await;
                     }
                 }
                 SubscriberEvent::Message(message) => self.live(&mut subscriber, message).await,

@@ -36,7 +36,7 @@ pub(super) struct Outcome {
 impl<T: EventTarget> Listener<T> {
     /// After a connect: everything from 0 the first time, else everything since the newest known batch, which also
     /// tells a publisher that restarted while it was idle.
-    pub(super) async fn catch_up(&mut self, subscriber: &mut Subscriber) {
+    pub(super) async fn catch_up(&mut self, subscriber: &mut Subscriber, look_again: bool) {
         self.owed = None;
         let mut outcome = self.refill(subscriber, Refill::verify(&self.position)).await;
         if outcome.restarted {
@@ -47,6 +47,7 @@ impl<T: EventTarget> Listener<T> {
             self.adrift = true;
         } else if outcome.answered || outcome.needless {
             self.retry = FIRST_RETRY;
+            self.owed = look_again.then(|| Instant::now() + self.config.second_look);
         } else {
             // An idle engine would stay unknown, or a restarted one unnoticed, until it publishes.
             self.owed = Some(Instant::now() + self.retry);

@@ -70,6 +70,7 @@ fn config() -> ListenerConfig {
     config.replay.answer_timeout = Duration::from_millis(400);
     config.transport.reconnect_min = Duration::from_millis(10);
     config.transport.reconnect_max = Duration::from_millis(50);
+    config.second_look = Duration::from_secs(3600);
     config.restart_min = Duration::from_millis(10);
     config
 }

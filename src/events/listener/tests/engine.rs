@@ -12,6 +12,8 @@ use parking_lot::Mutex;
 pub struct Ring {
     /// Batches it keeps.
     pub batches: Vec<(u64, Vec<u8>)>,
+    /// Batches it gets right after its first answer.
+    pub later: Vec<(u64, Vec<u8>)>,
     /// Put a topic frame in answers, as newer engines do.
     pub topic: Option<Vec<u8>>,
     /// Leave the end marker out.
@@ -86,7 +88,10 @@ impl Replay {
                 let replies = {
                     let mut ring = shared.lock();
                     ring.requests.push(frames);
-                    ring.answer(start)
+                    let replies = ring.answer(start);
+                    let later = std::mem::take(&mut ring.later);
+                    ring.batches.extend(later);
+                    replies
                 };
                 for reply in replies {
                     let frames = std::iter::once(identity.clone()).chain(reply);

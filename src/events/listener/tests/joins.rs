@@ -10,6 +10,7 @@ async fn a_late_listener_learns_what_an_idle_engine_holds() {
     rig.position(19).await;
     assert_eq!(rig.depth(100, 20), 20);
     assert_eq!(replay.ring.lock().starts(), [0]);
+    publisher.subscribed().await;
     publisher.send(20, &link(120, 100, 100));
     rig.position(20).await;
     assert_eq!(rig.depth(100, 21), 21);
@@ -148,4 +149,21 @@ async fn ten_reconnects_lose_no_later_batch() {
         publisher = Publisher::bind_at(&publisher.kill());
     }
     assert_eq!((rig.depth(100, 20), rig.status().publisher_restarts, rig.status().gaps), (20, 0, 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_that_fell_between_answer_and_subscription_is_found() {
+    let publisher = Publisher::bind();
+    // Batch 3 is published after the answer and never seen by the subscriber.
+    let mut batches = history(100, 4);
+    let later = batches.split_off(3);
+    let replay = Replay::bind(Ring { batches, later, ..Ring::default() });
+    let rig = Rig::with(
+        &publisher.endpoint,
+        Some(&replay.endpoint),
+        ListenerConfig { second_look: Duration::from_millis(50), ..config() },
+    );
+    rig.position(3).await;
+    assert_eq!(rig.depth(100, 4), 4);
+    assert_eq!(replay.ring.lock().starts(), [0, 2]);
 }

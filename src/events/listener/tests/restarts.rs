@@ -78,6 +78,7 @@ async fn an_engine_that_restarted_and_went_on_is_exact_again_at_once() {
         until("the state settled", || rig.status().state == ListenerState::Live).await;
         assert_eq!((rig.depth(100, 1), rig.depth(900, new)), (0, new), "{new}");
         assert_eq!((rig.status().publisher_restarts, rig.status().trust), (1, Trust::Full), "{new}");
+        publisher.subscribed().await;
         let next = history(900, new + 1).pop().unwrap();
         publisher.send(next.0, &next.1);
         rig.position(next.0).await;
