@@ -61,14 +61,19 @@ pub struct ListenerConfig {
 
 impl Default for ListenerConfig {
     fn default() -> Self {
-        // An engine that restarts binds its publisher a few seconds before it takes requests; until the listener is
-        // back, blocks of the dead process would be credited.
-        let transport = TransportConfig { reconnect_max: Duration::from_secs(1), ..TransportConfig::default() };
+        let transport = TransportConfig {
+            // An engine that restarts binds its publisher a few seconds before it takes requests; until the listener is
+            // back, blocks of the dead process would be credited.
+            reconnect_max: Duration::from_secs(1),
+            // Thousands of streams may be behind at once; what is dropped comes by replay.
+            queue_bytes: 16 << 20,
+            ..TransportConfig::default()
+        };
         Self {
             transport,
             replay: ReplayConfig::default(),
             backlog_messages: 1 << 16,
-            backlog_bytes: 64 << 20,
+            backlog_bytes: 16 << 20,
             second_look: Duration::from_secs(3),
             restart_min: Duration::from_millis(200),
             restart_max: Duration::from_secs(30),
