@@ -3,6 +3,7 @@
 //! `cargo bench --bench events`. Throughput is in blocks. Batches are vLLM's: tagged maps, and the older tagged arrays.
 
 #![allow(missing_docs, reason = "criterion's macro makes a public function")]
+#![allow(clippy::unwrap_used, reason = "writing to a buffer cannot fail")]
 
 use std::{cell::Cell, hint::black_box};
 
