@@ -4,6 +4,7 @@
 //! configuration of the module that does the work. Exit codes: 0 done, 1 a configuration or run that failed, 2 a flag
 //! that is unknown or cannot be parsed.
 
+pub mod bench;
 pub mod discover;
 mod environment;
 mod openapi;
@@ -43,6 +44,7 @@ struct Cli {
 enum Command {
     Selector(Box<selector::SelectorArgs>),
     Discover(discover::DiscoverArgs),
+    Bench(Box<bench::BenchArgs>),
     /// Print the OpenAPI document of the HTTP API
     Openapi,
 }
@@ -92,6 +94,7 @@ pub fn run() -> ExitCode {
     let outcome = start_logging(&cli.log).and_then(|()| match cli.command {
         Command::Selector(args) => selector::run(*args),
         Command::Discover(args) => discover::run(args),
+        Command::Bench(args) => bench::run(*args),
         Command::Openapi => openapi::run(),
     });
     let Err(error) = outcome else { return ExitCode::SUCCESS };

@@ -7,6 +7,7 @@ mod settings;
 mod tracking;
 
 pub use flags::SelectorArgs;
+pub(in crate::cli) use flags::seconds;
 
 use self::flags::PeerArgs;
 use super::{
