@@ -155,3 +155,57 @@ fn a_draining_worker_keeps_its_bookings_and_takes_no_new_one() {
     bed.core.add_output_block("a", None).expect("still there");
     bed.core.free_reservation("a").expect("still there");
 }
+
+#[test]
+fn a_booking_that_ends_before_it_is_installed_fails_and_frees_its_id() {
+    use crate::selection::core::bookings::{BookingEnd, Held};
+    let bed = Bed::with_workers(approximate(|_| {}), 1);
+    let partition = bed.core.partition("m", "default").expect("exists");
+    let claim = bed.core.bookings.claim("x".into()).expect("free");
+    bed.core.bookings.ended(&[claim.attempt()], BookingEnd::RankLeft, bed.core.clock.now());
+    assert_eq!(text(bed.reserve(booking("x", prompt(1, 1)))).0, "conflict", "its request still runs");
+    assert_eq!(text(bed.core.free_reservation("x")), unknown("x"), "a claim is not a booking");
+    assert!(claim.install(Held { partition, lease: None }).is_err());
+    bed.assert_idle();
+    bed.reserve(booking("x", prompt(1, 1))).expect("booked");
+}
+
+#[test]
+fn a_panic_costs_the_bookings_of_its_partition_and_nobody_else() {
+    let bed = Bed::with_workers(sessions(60), 1);
+    bed.worker(2, |worker| worker.routing_group = "g".to_owned());
+    bed.reserve(in_session("s", booking("lost", prompt(1, 2)))).expect("booked");
+    bed.reserve(booking("reused", prompt(10, 1))).expect("booked");
+    let elsewhere = SelectRequest { routing_group: "g".to_owned(), ..booking("kept", prompt(1, 2)) };
+    bed.reserve(elsewhere).expect("booked");
+    let partition = bed.core.partition("m", "default").expect("exists");
+    let failed = partition.with_state(|_| panic!("injected")).map(|()| ());
+    assert_eq!(text(failed).0, "internal");
+    bed.reserve(booking("reused", prompt(20, 1))).expect("the id of a lost booking is free");
+    assert_eq!(text(bed.core.prefill_complete("lost")), unknown("lost"));
+    bed.core.tick();
+    assert_eq!(bed.loads(), [(1, 0, 4, 1, 1), (2, 0, 8, 2, 1)]);
+    assert_eq!(bed.core.live_bookings(), 2);
+    bed.core.free_reservation("kept").expect("untouched");
+    // The session's lease ended with its booking.
+    bed.clock.advance(Duration::from_secs(61));
+    bed.core.tick();
+    assert!(partition.sessions.is_empty());
+}
+
+#[test]
+fn the_sweep_finds_bookings_that_nobody_reported() {
+    let bed = Bed::with_workers(sessions(1_000), 1);
+    bed.reserve(in_session("s", booking("a", prompt(1, 2)))).expect("booked");
+    bed.reserve(booking("b", prompt(10, 2))).expect("booked");
+    let partition = bed.core.partition("m", "default").expect("exists");
+    let (_, attempt) = bed.core.bookings.find("a").expect("booked");
+    let now = bed.core.clock.now();
+    assert!(partition.with_state(|state| state.load.free(attempt, now)).expect("no panic"));
+    bed.core.sweep_bookings(now);
+    assert!(bed.core.bookings.find("a").is_none());
+    assert_eq!(bed.core.live_bookings(), 1);
+    bed.clock.advance(Duration::from_secs(1_000));
+    partition.sessions.reap(bed.core.clock.now());
+    assert!(partition.sessions.is_empty(), "its lease was released");
+}
