@@ -67,8 +67,8 @@ impl std::fmt::Debug for BookingIndex {
 #[derive(Default)]
 struct Shard {
     rows: HashTable<Row>,
-    /// Hash and id of each row's attempt.
-    attempts: HashMap<BookingId, (u64, Arc<str>), BuildAttemptHasher>,
+    /// Hash under which the row of an attempt lies.
+    attempts: HashMap<BookingId, u64, BuildAttemptHasher>,
     last: u64,
 }
 
@@ -142,7 +142,7 @@ impl BookingIndex {
         let attempt = BookingId(shard.last << SHARD_BITS | number as u64);
         let row = Row { hash, id: Arc::clone(&id), attempt, state: RowState::Claimed };
         shard.rows.insert_unique(hash, row, |row| row.hash);
-        shard.attempts.insert(attempt, (hash, Arc::clone(&id)));
+        shard.attempts.insert(attempt, hash);
         drop(shard);
         Ok(Claim { index: Arc::clone(self), id, hash, attempt, open: true })
     }
@@ -191,8 +191,7 @@ impl BookingIndex {
     /// A booking is gone from its load tracker; a later booking of its id is left alone.
     pub(super) fn forget(&self, attempt: BookingId, now: Moment) {
         let mut shard = self.shards[attempt.0 as usize & (SHARDS - 1)].lock();
-        let Some((hash, _)) = shard.attempts.get(&attempt) else { return };
-        let hash = *hash;
+        let Some(&hash) = shard.attempts.get(&attempt) else { return };
         let Some(row) = shard.rows.find_mut(hash, |row| row.attempt == attempt) else { return };
         if !matches!(row.state, RowState::Held(_)) {
             // Its request still runs and learns it when it installs the booking.

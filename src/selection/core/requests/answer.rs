@@ -22,8 +22,8 @@ pub(super) struct Decision {
     pub(super) rank: WorkerWithDpRank,
     pub(super) facts: Arc<WorkerFacts>,
     pub(super) picked: Picked,
-    /// What the worker's ranks match, in their order.
-    ranks: Vec<(u32, TierBlocks)>,
+    /// What the worker's ranks match, when it has several.
+    ranks: Option<Vec<(u32, TierBlocks)>>,
 }
 
 impl Decision {
@@ -32,16 +32,14 @@ impl Decision {
         let rank = state.load.rank(picked.slot)?;
         let facts = Arc::clone(state.load.facts(picked.slot)?);
         let index = partition.index.primary();
-        let ranks = if facts.ranks.len() <= 1 {
-            vec![(rank.dp_rank, picked.overlap)]
-        } else {
+        let ranks = (facts.ranks.len() > 1).then(|| {
             let of = |slot| {
                 let lane = index.lane_of_slot(slot);
                 lane.map_or_else(TierBlocks::default, |lane| blocks_of(&buffers.matches, lane.0))
             };
             let slots = state.load.slots_of(rank.worker_id);
             slots.filter_map(|slot| Some((state.load.rank(slot)?.dp_rank, of(slot)))).collect()
-        };
+        });
         Some(Self { rank, facts, picked, ranks })
     }
 
@@ -74,7 +72,10 @@ impl Decision {
             effective_prefill_tokens: self.effective_prefill_tokens(isl_tokens),
             potential_decode_blocks,
             decode_busy,
-            overlap: overlap_tokens(&self.ranks, partition.block_size),
+            overlap: match &self.ranks {
+                Some(ranks) => overlap_tokens(ranks, partition.block_size),
+                None => overlap_tokens(&[(self.rank.dp_rank, self.picked.overlap)], partition.block_size),
+            },
             worker_load: None,
             kv_hint: None,
             explain: self.picked.explanation,

@@ -33,7 +33,6 @@ use crate::selection::{
     hash,
     identity::WorkerWithDpRank,
     load::LoadTracker,
-    moment::Moment,
     partition::Partition,
     prompt::HashingScope,
     request::{AffinityTarget, PromptInput, RouterConfigOverride},
@@ -68,13 +67,13 @@ impl SelectionCore {
     }
 
     /// Claims an id for a booking. An id whose booking is gone is free, whatever its row says.
-    fn claim(&self, id: Arc<str>, now: Moment) -> Result<Claim, SelectionError> {
+    fn claim(&self, id: Arc<str>) -> Result<Claim, SelectionError> {
         match self.bookings.claim(Arc::clone(&id)) {
             Err(SelectionError::Conflict(text)) => {
                 if let Some((partition, attempt)) = self.bookings.find(&id)
                     && !partition.with_state(|state| state.load.is_live(attempt))?
                 {
-                    self.bookings.forget(attempt, now);
+                    self.bookings.forget(attempt, self.clock.now());
                     return self.bookings.claim(id);
                 }
                 Err(SelectionError::Conflict(text))

@@ -59,7 +59,7 @@ impl SelectionCore {
         let mut scratch = Scratch::take();
         let scope = self.hashing_scope(&partition, &request.prompt, request.router_config_override.as_ref())?;
         scratch.prompt.prepare(&request.prompt, &scope, if records { Purpose::Select } else { Purpose::Track })?;
-        let claim = self.claim(request.selection_id.as_str().into(), self.clock.now())?;
+        let claim = self.claim(request.selection_id.as_str().into())?;
         let rank = WorkerWithDpRank::new(worker_id, request.dp_rank.unwrap_or(0));
         let default_track = || self.tracks_prefill(request.router_config_override.as_ref());
         let track = request
@@ -116,7 +116,7 @@ impl SelectionCore {
         if !partition.with_state(|state| schedulable_slot(state, rank).is_some())? {
             return Err(unknown());
         }
-        let claim = self.claim(request.selection_id.as_str().into(), self.clock.now())?;
+        let claim = self.claim(request.selection_id.as_str().into())?;
         let hold = match selection.session_id.as_deref() {
             Some(session) => {
                 partition

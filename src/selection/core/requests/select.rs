@@ -69,7 +69,7 @@ impl SelectionCore {
         let deadline = self.deadline(&request.steering);
         let partition = self.ready_partition(&request.model_name, &request.routing_group)?;
         let id = request.selection_id.take().map_or_else(generated_id, Arc::from);
-        let claim = self.claim(Arc::clone(&id), self.clock.now())?;
+        let claim = self.claim(Arc::clone(&id))?;
         let hold = self.hold_session(&partition, &request, deadline).await?;
         let (scratch, now) = self.decide_when(&partition, &request, false, deadline).await?;
         let target = request.steering.affinity_target.or(hold.target());

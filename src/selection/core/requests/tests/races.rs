@@ -212,3 +212,77 @@ fn a_late_call_never_reaches_a_later_booking_of_its_id() {
         bed.assert_idle();
     }
 }
+
+/// A booking on worker 2 as a request makes it, not yet installed.
+fn booked_on_2<'a>(
+    bed: &Bed,
+    partition: &'a crate::selection::partition::PartitionRef,
+) -> (crate::selection::core::bookings::Claim, super::super::booked::Booked<'a>) {
+    use super::super::booked::{Booked, Charge};
+    let claim = bed.core.bookings.claim("x".into()).expect("free");
+    let now = bed.core.clock.now();
+    let rank = WorkerWithDpRank::new(2, 0);
+    let charge = Charge { sequence: [1, 2, 3].into(), prefill_tokens: 12, expected_output_tokens: None };
+    let booked = partition.with_state(|state| {
+        let slot = state.load.slot(rank).expect("registered");
+        charge.book(&mut state.load, claim.attempt(), slot, now)
+    });
+    booked.expect("no panic").expect("booked");
+    let booked = Booked::new(partition, rank, claim.attempt(), now);
+    (claim, booked)
+}
+
+#[test]
+fn a_booking_that_is_not_installed_is_undone() {
+    let bed = Bed::with_workers(approximate(|_| {}), 2);
+    let partition = bed.core.partition("m", "default").expect("exists");
+    let (claim, booked) = booked_on_2(&bed, &partition);
+    assert_eq!(bed.loads()[1], (2, 0, 12, 3, 1));
+    drop(booked);
+    drop(claim);
+    bed.assert_idle();
+}
+
+#[test]
+fn what_is_recorded_for_a_worker_that_just_left_does_not_stay() {
+    let bed = Bed::with_workers(approximate(|_| {}), 2);
+    let partition = bed.core.partition("m", "default").expect("exists");
+    let (claim, booked) = booked_on_2(&bed, &partition);
+    bed.core.delete_worker(2).expect("deleted");
+    let mut seqs = Vec::new();
+    crate::selection::hash::sequence_hashes(&[1, 2, 3], &mut seqs);
+    booked.record(&[1, 2, 3], &seqs).expect("recorded");
+    let gone = ("internal", "selected worker 2 is no longer schedulable".to_owned());
+    assert_eq!(text(booked.install(claim, None)), gone);
+    let query = LoadQuery {
+        model_name: "m".to_owned(),
+        routing_group: "default".to_owned(),
+        prompt: prompt(1, 3),
+        router_config_override: None,
+    };
+    let workers: Vec<_> = bed.core.overlap_scores(&query).expect("ready").workers.iter().map(|r| r.worker_id).collect();
+    assert_eq!(workers, [1]);
+    bed.assert_idle();
+}
+
+#[test]
+fn a_replay_that_is_refused_late_consumes_only_what_it_looked_at() {
+    let bed = Bed::with_workers(sessions(60), 2);
+    let partition = bed.core.partition("m", "default").expect("exists");
+    bed.select(in_session("s", booking_on(2, "x", prompt(1, 1)))).expect("selected");
+    let Ok(crate::selection::sessions::Hold::First(first)) =
+        ready(partition.sessions.hold("s", None, &*bed.clock, |_| true))
+    else {
+        panic!("not the first")
+    };
+    let mut old = Box::pin(bed.core.create_reservation(replay("x")));
+    assert!(old.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    // While it waits the session is bound elsewhere, and the id is selected anew.
+    let lease = first.commit(WorkerWithDpRank::new(1, 0), &*bed.clock);
+    bed.select(booking_on(2, "x", prompt(10, 2))).expect("selected");
+    let moved = ("bad_request", "session s is bound to worker 1, not 2".to_owned());
+    assert_eq!(text(block_on(old)), moved);
+    bed.book(replay("x")).expect("the newer selection is still there");
+    assert_eq!(bed.loads()[1], (2, 0, 8, 2, 1));
+    lease.release(bed.core.clock.now());
+}
