@@ -88,6 +88,14 @@ impl WorkerRanks {
         (packed >> 32) as u32..packed as u32
     }
 
+    /// Registered ranks, and those that events named besides.
+    pub(super) fn all(&self) -> impl Iterator<Item = u32> {
+        let registered = self.registered();
+        let foreign = self.foreign.lock().clone();
+        let beside = registered.clone();
+        registered.chain(foreign.into_iter().filter(move |rank| !beside.contains(rank)))
+    }
+
     fn admit(&self, rank: u32) -> bool {
         let mut foreign = self.foreign.lock();
         foreign.contains(&rank) || (foreign.len() < MAX_FOREIGN_RANKS && foreign.insert(rank))

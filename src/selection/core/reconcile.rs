@@ -177,7 +177,7 @@ impl SelectionCore {
         self.bookings.ended(&ended, BookingEnd::RankLeft, self.clock.now());
         if let Err(error) = joined {
             if attached.is_none() {
-                partition.health().contain(|| partition.index.remove_worker(worker_id));
+                partition.forget(worker_id, ranks);
                 self.drop_if_empty(partition);
             }
             return Err(Refusal::Partition(match error {
@@ -195,7 +195,7 @@ impl SelectionCore {
         for (rank, stream) in attached.streams.extract_if(.., |rank, stream| !kept(rank, stream)) {
             stream.sink.close_and_clear();
             catalog.remove_stream(&stream.source.endpoint);
-            self.sources.detach(worker_id, rank);
+            partition.health().contain(|| self.sources.detach(worker_id, rank));
         }
         partition.health().contain(|| {
             for rank in known.filter(|rank| !ranks.contains(rank)) {
@@ -229,7 +229,9 @@ impl SelectionCore {
         }
         let sink = EventSink::new(Arc::clone(&attached.partition), worker_id, dp_rank, Arc::clone(&attached.ranks));
         let RankSource { endpoint, replay_endpoint } = source.clone();
-        self.sources.attach(EventSource { worker_id, dp_rank, endpoint, replay_endpoint }, sink.clone());
+        let wanted = EventSource { worker_id, dp_rank, endpoint, replay_endpoint };
+        // A host that panics here loses this listener, not the catalog's order.
+        attached.partition.health().contain(|| self.sources.attach(wanted, sink.clone()));
         Stream { source, sink }
     }
 
@@ -240,13 +242,13 @@ impl SelectionCore {
         let ended = partition.leave(worker_id);
         self.bookings.ended(&ended, BookingEnd::RankLeft, self.clock.now());
         streams.values().for_each(|stream| stream.sink.close());
-        partition.health().contain(|| partition.index.remove_worker(worker_id));
+        partition.forget(worker_id, ranks.all());
         for rank in ranks.registered() {
             partition.set_trust(WorkerWithDpRank::new(worker_id, rank), Trust::Full);
         }
         for (rank, stream) in streams {
             catalog.remove_stream(&stream.source.endpoint);
-            self.sources.detach(worker_id, rank);
+            partition.health().contain(|| self.sources.detach(worker_id, rank));
         }
         if self.drop_if_empty(&partition) {
             catalog.freed.push(partition.key.clone());

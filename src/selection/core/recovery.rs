@@ -44,6 +44,7 @@ impl SelectionCore {
 
 /// Copies what `staged` holds into a partition's primary index.
 fn fill(partition: &PartitionRef, staged: &PrefixIndex, core: &SelectionCore) {
+    partition.admit_strangers();
     partition.health().contain(|| match &partition.index {
         PartitionIndex::Events { confirmed, .. } => staged.export(&mut |run| {
             confirmed.store(run.rank, run.tier, run.parent, &run.blocks);

@@ -10,7 +10,7 @@ use crate::selection::{
     load::{BookingId, WorkerFacts},
 };
 
-/// Ranks registered in one hold of the lock: a worker of many ranks does not hold up selections.
+/// Ranks registered or removed in one hold of the lock: a worker of many ranks does not hold up selections.
 const RANKS_AT_ONCE: usize = 256;
 
 /// Why a worker could not join; none of its ranks is registered then.
@@ -51,21 +51,14 @@ impl Partition {
     pub(in crate::selection) fn join(&self, facts: &Arc<WorkerFacts>) -> (Vec<BookingId>, Result<(), JoinError>) {
         let worker_id = facts.worker_id;
         let known = self.with_state(|state| {
-            let known = state.workers.insert(worker_id, Arc::clone(facts)).map_or(0..0, |old| old.ranks.clone());
-            let mut ended = Vec::new();
-            for dp_rank in known.clone().filter(|rank| !facts.ranks.contains(rank)) {
-                let rank = WorkerWithDpRank::new(worker_id, dp_rank);
-                ended.append(&mut state.load.remove_rank(rank));
-                self.index.unbind_slot(rank);
-            }
-            (known, ended)
+            state.workers.insert(worker_id, Arc::clone(facts)).map_or(0..0, |old| old.ranks.clone())
         });
-        let (known, mut ended) = match known {
+        let known = match known {
             Ok(known) => known,
             Err(error) => return (self.leave(worker_id), Err(JoinError::Failed(error))),
         };
-        let ranks: Vec<u32> = facts.ranks.clone().collect();
-        for ranks in ranks.chunks(RANKS_AT_ONCE) {
+        let mut ended = self.remove_ranks(worker_id, known.clone().filter(|rank| !facts.ranks.contains(rank)));
+        for ranks in slices(facts.ranks.clone()) {
             let joined = self.with_state(|state| {
                 ranks.iter().all(|&dp_rank| {
                     let rank = WorkerWithDpRank::new(worker_id, dp_rank);
@@ -86,17 +79,47 @@ impl Partition {
 
     /// Takes every rank of a worker out of selection; what the index holds for it stays. Returns bookings that ended.
     pub(in crate::selection) fn leave(&self, worker_id: u64) -> Vec<BookingId> {
-        let left = self.with_state(|state| {
-            let Some(facts) = state.workers.remove(&worker_id) else { return Vec::new() };
-            let mut ended = Vec::new();
-            for dp_rank in facts.ranks.clone() {
-                let rank = WorkerWithDpRank::new(worker_id, dp_rank);
-                ended.append(&mut state.load.remove_rank(rank));
-                self.index.unbind_slot(rank);
-            }
-            ended
-        });
-        // After a panic the state was rebuilt without the worker.
-        left.unwrap_or_default()
+        // After a panic the state is rebuilt without the worker, and there is nothing left to remove.
+        let left = self.with_state(|state| state.workers.remove(&worker_id));
+        match left {
+            Ok(Some(facts)) => self.remove_ranks(worker_id, facts.ranks.clone()),
+            _ => Vec::new(),
+        }
     }
+
+    fn remove_ranks(&self, worker_id: u64, ranks: impl Iterator<Item = u32>) -> Vec<BookingId> {
+        let mut ended = Vec::new();
+        for ranks in slices(ranks) {
+            let removed = self.with_state(|state| {
+                let mut ended = Vec::new();
+                for dp_rank in ranks {
+                    let rank = WorkerWithDpRank::new(worker_id, dp_rank);
+                    ended.append(&mut state.load.remove_rank(rank));
+                    self.index.unbind_slot(rank);
+                }
+                ended
+            });
+            ended.append(&mut removed.unwrap_or_default());
+        }
+        ended
+    }
+
+    /// Forgets what the index holds for a worker that left, ranks that only its events named included.
+    pub(in crate::selection) fn forget(&self, worker_id: u64, ranks: impl Iterator<Item = u32>) {
+        self.health().contain(|| {
+            if self.has_strangers() {
+                self.index.remove_worker(worker_id);
+            } else {
+                ranks.for_each(|rank| self.index.remove_rank(WorkerWithDpRank::new(worker_id, rank)));
+            }
+        });
+    }
+}
+
+fn slices(ranks: impl Iterator<Item = u32>) -> impl Iterator<Item = Vec<u32>> {
+    let mut ranks = ranks.fuse();
+    std::iter::from_fn(move || {
+        let slice: Vec<u32> = ranks.by_ref().take(RANKS_AT_ONCE).collect();
+        (!slice.is_empty()).then_some(slice)
+    })
 }

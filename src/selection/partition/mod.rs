@@ -14,7 +14,7 @@ use std::{
     fmt,
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
@@ -52,6 +52,8 @@ pub struct Partition {
     /// Set by the first worker; absent in a recovered partition that nobody joined yet.
     traits: OnceLock<PartitionTraits>,
     schedulable: AtomicU64,
+    /// The index may hold ranks of registered workers that their own events never named: a dump filled it.
+    strangers: AtomicBool,
     /// Ranks that are not fully trusted.
     distrusted: Mutex<HashMap<WorkerWithDpRank, Trust>>,
     health: Arc<Health>,
@@ -95,6 +97,7 @@ impl Partition {
         let scope = PolicyScope { key: key.clone(), block_size, role: WorkerRole::default() };
         Self {
             block_size,
+            strangers: AtomicBool::new(recovered.is_some()),
             index: PartitionIndex::new(config, now, recovered),
             sessions: SessionTable::new(config),
             admission: Admission::default(),
@@ -166,6 +169,15 @@ impl Partition {
             Trust::Full => distrusted.remove(&rank),
             Trust::Partial => distrusted.insert(rank, trust),
         };
+    }
+
+    /// A dump is stored into the index.
+    pub(super) fn admit_strangers(&self) {
+        self.strangers.store(true, Ordering::Relaxed);
+    }
+
+    fn has_strangers(&self) -> bool {
+        self.strangers.load(Ordering::Relaxed)
     }
 
     pub(super) fn add_schedulable(&self) {

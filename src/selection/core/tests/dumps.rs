@@ -176,6 +176,37 @@ fn a_dump_that_breaks_off_changes_nothing() {
     }
 }
 
+#[test]
+fn damaged_dumps_are_refused_or_read_in_part() {
+    let from = Fixture::new();
+    from.upsert(with(worker(1, 1), json!({"model_name": "a:b"})));
+    from.upsert(worker(2, 1));
+    store(&from.sources.sink(1, 0), 0, &[1, 2, 3]);
+    store(&from.sources.sink(2, 0), 0, &[1, 4]);
+    let whole = from.dump().to_string().into_bytes();
+    let seed = fastrand::u64(..);
+    println!("seed {seed}");
+    let mut rng = fastrand::Rng::with_seed(seed);
+    for _ in 0..2_000 {
+        let mut text = whole.clone();
+        for _ in 0..rng.usize(1..4) {
+            let at = rng.usize(..text.len());
+            match rng.u8(..4) {
+                0 => text[at] = rng.u8(..),
+                1 => text[at] = *rng.choice(br#"{}[]",:0\ "#).unwrap(),
+                2 => drop(text.remove(at)),
+                _ => text.insert(at, text[rng.usize(..text.len())]),
+            }
+        }
+        let to = Fixture::new();
+        let mut import = DumpImport::default();
+        let pushed = text.chunks(rng.usize(1..64)).try_for_each(|bytes| import.push(bytes));
+        if pushed.and_then(|()| import.finish(&to.core)).is_err() {
+            assert_eq!(to.dump(), json!({}), "{}", String::from_utf8_lossy(&text));
+        }
+    }
+}
+
 // Deviation 6.
 #[test]
 fn names_with_colons_come_back_as_they_were() {
