@@ -10,6 +10,7 @@ use crate::selection::{
 
 /// Where a partition's cache knowledge comes from.
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "there is one a partition, behind its Arc")]
 pub enum PartitionIndex {
     /// Engines' events, with an optional overlay of own decisions.
     Events {
