@@ -9,6 +9,7 @@
 //! | [`discovery`] | snapshots of workers, the workers file, targets | `service` |
 //! | [`telemetry`] | logs, metrics, readiness | `service` |
 //! | [`http`] | the HTTP API | `server` |
+//! | [`engine`] | a stand-in engine with a real KV cache and real events | `server` |
 //! | [`cli`] | one file a subcommand | `server` |
 //!
 //! The arrows point one way: `cli -> {http, discovery} -> service -> events -> selection`.
@@ -26,5 +27,7 @@ pub mod telemetry;
 
 #[cfg(feature = "server")]
 pub mod cli;
+#[cfg(feature = "server")]
+pub mod engine;
 #[cfg(feature = "server")]
 pub mod http;

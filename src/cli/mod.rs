@@ -7,6 +7,7 @@
 pub mod bench;
 pub mod discover;
 mod environment;
+pub mod mock_engine;
 mod openapi;
 pub mod selector;
 
@@ -47,6 +48,7 @@ enum Command {
     Bench(Box<bench::BenchArgs>),
     /// Print the OpenAPI document of the HTTP API
     Openapi,
+    MockEngine(Box<mock_engine::MockEngineArgs>),
 }
 
 /// Flags of every subcommand.
@@ -96,6 +98,7 @@ pub fn run() -> ExitCode {
         Command::Discover(args) => discover::run(args),
         Command::Bench(args) => bench::run(*args),
         Command::Openapi => openapi::run(),
+        Command::MockEngine(args) => mock_engine::run(*args),
     });
     let Err(error) = outcome else { return ExitCode::SUCCESS };
     // One plain line whatever the log format: a script or a person reads it.

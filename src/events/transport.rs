@@ -23,6 +23,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+#[cfg(feature = "server")]
+pub(crate) use self::endpoint::listen_tcp;
 pub use self::{
     dealer::Dealer,
     publisher::{Publisher, PublisherStats},

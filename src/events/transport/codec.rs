@@ -21,7 +21,7 @@ pub(super) const FRAMES_LIMIT: usize = 1024;
 
 /// Smallest and largest read buffer, in bytes. An idle connection keeps at most the smallest.
 const MIN_CHUNK: usize = 4 << 10;
-const MAX_CHUNK: usize = 256 << 10;
+const MAX_CHUNK: usize = 64 << 10;
 
 /// What a peer did wrong.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -99,10 +99,11 @@ impl FrameDecoder {
         Self { input: BytesMut::new(), max_frame, chunk: MIN_CHUNK, allocated: 0, missing: 0 }
     }
 
-    /// The buffer to read into, with room. Grows at most to double what a peer has really sent.
+    /// The buffer to read into, with room. Grows at most to three times what a peer has really sent.
     pub(super) fn space(&mut self) -> &mut BytesMut {
         let spare = self.input.capacity() - self.input.len();
-        let wanted = self.chunk.max(self.input.len().min(self.missing));
+        // A frame larger than the buffer gets the room it lacks, as far as as much has already come.
+        let wanted = self.chunk.max(self.missing.min(2 * self.input.len()));
         if spare < (wanted / 4).max(512) {
             self.input.reserve(wanted);
             self.allocated = self.input.capacity();

@@ -173,32 +173,11 @@ pub(super) enum Listener {
 }
 
 impl Listener {
-    /// Binds `endpoint`. `*` takes both families where the host has IPv6.
+    /// Binds `endpoint`.
     pub(super) async fn bind(endpoint: &Endpoint) -> Result<Self, TransportError> {
         let failed = |source| endpoint.failed("bind", source);
         match endpoint {
-            Endpoint::Tcp { host, port } if host == "*" => {
-                let both = listen(SocketAddr::from((Ipv6Addr::UNSPECIFIED, *port)));
-                match both {
-                    Err(error) if error.kind() != io::ErrorKind::AddrInUse => {
-                        listen(SocketAddr::from((Ipv4Addr::UNSPECIFIED, *port)))
-                    }
-                    bound => bound,
-                }
-                .map(Self::Tcp)
-                .map_err(failed)
-            }
-            Endpoint::Tcp { host, port } => {
-                let addresses = tokio::net::lookup_host((host.as_str(), *port)).await.map_err(failed)?;
-                let mut outcome = Err(io::Error::from(io::ErrorKind::AddrNotAvailable));
-                for address in addresses {
-                    outcome = listen(address);
-                    if outcome.is_ok() {
-                        break;
-                    }
-                }
-                outcome.map(Self::Tcp).map_err(failed)
-            }
+            Endpoint::Tcp { host, port } => listen_tcp(host, *port).await.map(Self::Tcp).map_err(failed),
             Endpoint::Ipc(path) => {
                 // A file nobody listens on is left over from a process that ended; a live one answers.
                 if path.exists() && UnixStream::connect(path).await.is_err() {
@@ -235,6 +214,26 @@ impl Drop for Listener {
             tracing::debug!(%error, path = %path.display(), "socket file not removed");
         }
     }
+}
+
+/// Listens on `host`, a name or an address without brackets; `*` takes both families where the machine has IPv6.
+pub(crate) async fn listen_tcp(host: &str, port: u16) -> io::Result<TcpListener> {
+    if host == "*" {
+        return match listen(SocketAddr::from((Ipv6Addr::UNSPECIFIED, port))) {
+            Err(error) if error.kind() != io::ErrorKind::AddrInUse => {
+                listen(SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)))
+            }
+            bound => bound,
+        };
+    }
+    let mut outcome = Err(io::ErrorKind::AddrNotAvailable.into());
+    for address in tokio::net::lookup_host((host, port)).await? {
+        outcome = listen(address);
+        if outcome.is_ok() {
+            break;
+        }
+    }
+    outcome
 }
 
 /// Listens on `address`, also right after another process did.
