@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Runs ours and the reference side by side on this machine and prints ratios. Installs the reference beside the tree.
+# Run it on a quiet machine; --quick shortens every part.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+cache=${POINTSMAN_CACHE:-$HOME/.cache/pointsman}
+reference=$cache/reference-1.6.1
+if [ ! -x "$reference/ready" ]; then
+    python3 -m venv "$reference"
+    "$reference/bin/pip" install -q ai-dynamo-runtime==1.6.1
+    install -m 755 /dev/null "$reference/ready"
+fi
+"$reference/bin/python" -c 'import zmq, msgpack' 2>/dev/null || "$reference/bin/pip" install -q pyzmq msgpack
+cargo build --locked --release
+exec "$reference/bin/python" benches/compare/compare.py \
+    --pointsman "${CARGO_TARGET_DIR:-target}/release/pointsman" --reference "$reference/bin/python" "$@"
