@@ -1,7 +1,12 @@
 //! Request verbs of the core in process: `select`, and `select_and_reserve` with its release, by number of workers.
 //!
 //! Prompts have 128 blocks; half of them are a prefix that a quarter of the workers hold and live bookings share.
-//! `cargo bench --bench core -- reserve` runs one group.
+//! `cargo bench --bench core -- reserve` runs one group. Times are CPU times of the one thread that works.
+
+#![allow(missing_docs, reason = "criterion's macro makes a public function")]
+
+#[path = "measure/cpu_time.rs"]
+mod cpu_time;
 
 use std::{
     collections::HashMap,
@@ -12,7 +17,8 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+use cpu_time::CpuTime;
+use criterion::{BatchSize, BenchmarkId, Criterion, criterion_group, criterion_main};
 use pointsman::selection::{
     SelectionConfig, SelectionCore, Tier, hash,
     index::StoredBlock,
@@ -113,19 +119,21 @@ fn core_with(workers: u64) -> Arc<SelectionCore> {
     core
 }
 
-fn bench(c: &mut Criterion) {
+fn bench(c: &mut Criterion<CpuTime>) {
     for workers in WORKERS {
-        let core = core_with(workers);
+        // Built only when a benchmark of this size is wanted.
+        let core = std::cell::LazyCell::new(|| core_with(workers));
         let mut group = c.benchmark_group("select");
         let mut tail = 0;
         group.bench_function(BenchmarkId::new("128 hashes", workers), |b| {
+            let core = &*core;
             b.iter_batched(
                 || {
                     tail += 1;
                     request(prompt(tail))
                 },
                 |request| black_box(now(core.select(request)).expect("selected")),
-                criterion::BatchSize::SmallInput,
+                BatchSize::SmallInput,
             );
         });
         group.finish();
@@ -135,6 +143,7 @@ fn bench(c: &mut Criterion) {
             ("8,000 tokens", |tail| tokens(u32::try_from(tail).unwrap_or(0))),
         ] {
             group.bench_function(BenchmarkId::new(name, workers), |b| {
+                let core = &*core;
                 b.iter_batched(
                     || {
                         tail += 1;
@@ -146,7 +155,7 @@ fn bench(c: &mut Criterion) {
                         core.free_reservation(id).expect("freed");
                         black_box(answer)
                     },
-                    criterion::BatchSize::SmallInput,
+                    BatchSize::SmallInput,
                 );
             });
         }
@@ -154,5 +163,9 @@ fn bench(c: &mut Criterion) {
     }
 }
 
-criterion_group!(benches, bench);
+criterion_group! {
+    name = benches;
+    config = Criterion::default().with_measurement(CpuTime);
+    targets = bench
+}
 criterion_main!(benches);
