@@ -5,6 +5,8 @@
 //! acceptance, is the library's (spec http 2.2): bytes after the document are ignored, repeated members refused,
 //! unknown ones skipped.
 
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 mod integers;
 mod members;
 pub mod wire;

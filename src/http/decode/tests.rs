@@ -7,7 +7,7 @@ use super::{
     *,
 };
 
-/// What the fast way makes of `body` must be what the library makes of it.
+/// What the fast way makes of `body` must be what the library makes of it. Returns whether it was taken.
 fn agree<T: DeserializeOwned + Prompted + std::fmt::Debug>(body: &[u8]) -> bool {
     let Some(fast) = decode_fast::<T>(body) else { return false };
     let library = decode::<T>(body);

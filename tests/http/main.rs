@@ -1,0 +1,10 @@
+//! The HTTP API over real sockets: what clients send, what connections do, and what the service answers meanwhile.
+
+mod catalog;
+mod connections;
+mod envelope;
+mod probes;
+mod recovery;
+mod server;
+mod shutdown;
+mod workers;
