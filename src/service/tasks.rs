@@ -36,11 +36,6 @@ impl Tasks {
         Arc::new(Self { stop: CancellationToken::new(), states: Mutex::default() })
     }
 
-    /// The word to stop, for tasks to wait on.
-    pub(crate) fn stop_token(&self) -> CancellationToken {
-        self.stop.clone()
-    }
-
     /// Tells all tasks to end.
     pub(crate) fn stop(&self) {
         self.stop.cancel();
@@ -139,11 +134,10 @@ mod tests {
     #[tokio::test]
     async fn a_task_that_was_told_to_stop_is_not_dead() {
         let tasks = Tasks::new();
-        let stopped = tasks.stop_token();
         let (sender, ended) = tokio::sync::oneshot::channel::<()>();
         tasks.spawn("waits", async move {
             let _held = sender;
-            stopped.cancelled().await;
+            std::future::pending().await
         });
         tasks.stop();
         assert!(ended.await.is_err(), "the task was dropped");

@@ -5,6 +5,8 @@ mod connections;
 mod envelope;
 mod probes;
 mod recovery;
+mod reservations;
 mod server;
+mod sessions;
 mod shutdown;
 mod workers;

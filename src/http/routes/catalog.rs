@@ -116,7 +116,7 @@ pub(in crate::http) struct ApplyQuery {
 }
 
 /// Applies an owner's complete desired set, or a delta against the set in force (409: send the whole). The body may be
-/// compressed with zstd, gzip, deflate or br and has a limit of its own. An empty set removes the owner.
+/// compressed with zstd and has a limit of its own. An empty set removes the owner.
 #[utoipa::path(
     put, path = "/catalog/{owner}", tag = "catalog",
     params(("owner" = String, Path, description = "Owner, e.g. `file.default`"), ApplyQuery),
