@@ -1,7 +1,7 @@
 //! A stand-in engine: KV cache, scheduler and event streams of an inference engine without its model, for demos, tests
 //! and load.
 //!
-//! [`cache`], [`scheduler`] and [`encode`] are pure. A rank gives steps their time and publishes their events, a replay
+//! [`cache`], [`scheduler`] and `encode` are pure. A rank gives steps their time and publishes their events, a replay
 //! socket answers from the ring of past batches, and the HTTP face serves completions and what operators ask engines
 //! for. Invariant: a batch is in the replay ring before a subscriber can see it.
 

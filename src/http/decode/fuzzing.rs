@@ -17,10 +17,10 @@ pub fn requests(body: &[u8]) {
     agree::<ReserveRequest>(body);
     agree::<ReservationRequest>(body);
     agree::<LoadQuery>(body);
-    let _ = decode::<WorkerRequest>(body);
-    let _ = decode::<WorkerPatchRequest>(body);
-    let _ = decode::<OutputBlockRequest>(body);
-    let _ = decode::<PeerRequest>(body);
+    decode::<WorkerRequest>(body).ok();
+    decode::<WorkerPatchRequest>(body).ok();
+    decode::<OutputBlockRequest>(body).ok();
+    decode::<PeerRequest>(body).ok();
     array::<u32>(body);
     array::<i64>(body);
 }

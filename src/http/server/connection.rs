@@ -18,7 +18,7 @@ use crate::http::HttpConfig;
 pub(super) async fn serve(api: &Api, config: &HttpConfig, socket: TcpStream, drain: CancellationToken) {
     // Answers are small and complete: waiting for more of them only adds latency. An error here is the connection's end,
     // which the first read reports.
-    let _ = socket.set_nodelay(true);
+    socket.set_nodelay(true).ok();
     let activity = Arc::new(Activity::new());
     let socket = WatchedSocket::new(socket, activity.clone(), config.write_timeout);
     let service = service_fn(|request| {

@@ -191,7 +191,7 @@ impl Connections {
         let Ok(permit) = self.limit.clone().try_acquire_owned() else {
             self.api.metrics.connection_closed("limit");
             // A fresh socket has room for this; a client that cannot take it is no loss.
-            let _ = socket.try_write(TOO_MANY_CONNECTIONS);
+            socket.try_write(TOO_MANY_CONNECTIONS).ok();
             return;
         };
         let (api, config) = (self.api.clone(), self.config.clone());
