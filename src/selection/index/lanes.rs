@@ -5,7 +5,7 @@
 //! late as possible.
 #![allow(unsafe_code)]
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use super::{
     Lane, MAX_LANES,
@@ -222,6 +222,8 @@ impl LaneState {
 pub(super) struct Lanes {
     pub(super) states: Vec<LaneState>,
     by_rank: HashMap<WorkerWithDpRank, u16>,
+    /// The same ranks in order: those of one worker stand together.
+    ordered: BTreeSet<WorkerWithDpRank>,
     slots: HashMap<WorkerWithDpRank, u32>,
     /// Swept, longest ago first.
     free: VecDeque<u16>,
@@ -255,6 +257,7 @@ impl Lanes {
         };
         self.states[lane as usize] = LaneState { rank: Some(rank), ..LaneState::default() };
         self.by_rank.insert(rank, lane);
+        self.ordered.insert(rank);
         let slot = self.slots.get(&rank).copied();
         table.set(lane, Some(rank), slot);
         if let Some(slot) = slot {
@@ -293,6 +296,7 @@ impl Lanes {
     /// Takes the lane away from its rank; its blocks stay until they are swept.
     pub(super) fn retire(&mut self, rank: WorkerWithDpRank, table: &LaneTable) {
         let Some(lane) = self.by_rank.remove(&rank) else { return };
+        self.ordered.remove(&rank);
         if let Some(&slot) = self.slots.get(&rank) {
             table.set_slot(slot, None);
         }
@@ -337,6 +341,12 @@ impl Lanes {
     /// Ranks with a lane.
     pub(super) fn ranks(&self) -> impl Iterator<Item = (WorkerWithDpRank, u16)> + '_ {
         self.by_rank.iter().map(|(&rank, &lane)| (rank, lane))
+    }
+
+    /// Ranks of one worker with a lane.
+    pub(super) fn ranks_of(&self, worker_id: u64) -> impl Iterator<Item = WorkerWithDpRank> + '_ {
+        let rank = |dp_rank| WorkerWithDpRank { worker_id, dp_rank };
+        self.ordered.range(rank(0)..=rank(u32::MAX)).copied()
     }
 
     /// Lanes in use, retired ones included.

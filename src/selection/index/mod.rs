@@ -294,8 +294,7 @@ impl PrefixIndex {
     /// [`Self::remove_rank`] for every rank of a worker, ranks that only events named included.
     pub fn remove_worker(&self, worker_id: u64) {
         self.write(|writer, cx| {
-            let ranks: Vec<_> =
-                writer.lanes.ranks().map(|(rank, _)| rank).filter(|rank| rank.worker_id == worker_id).collect();
+            let ranks: Vec<_> = writer.lanes.ranks_of(worker_id).collect();
             for rank in ranks {
                 writer.remove_rank(rank, cx);
             }
