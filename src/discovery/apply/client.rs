@@ -78,11 +78,6 @@ impl ClientError {
         }
     }
 
-    /// Whether the target was not there.
-    pub(super) fn is_transport(&self) -> bool {
-        matches!(self, Self::Transport { .. })
-    }
-
     pub(super) fn unavailable(call: &str) -> Self {
         Self::Transport { call: call.to_owned(), reason: "not available".to_owned() }
     }

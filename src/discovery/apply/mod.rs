@@ -95,7 +95,7 @@ impl PassError {
 
     /// Whether the target was not there at all, so that its return is news.
     fn is_absence(&self) -> bool {
-        matches!(self, Self::Call(error) if error.is_transport())
+        matches!(self, Self::Call(ClientError::Transport { .. } | ClientError::Timeout { .. }))
     }
 }
 
@@ -113,6 +113,9 @@ impl Default for ApplyOptions {
         Self { retry: Duration::from_secs(5), check: Duration::from_secs(1) }
     }
 }
+
+/// Longest time between two looks at a slow target.
+const MAX_CHECK_PAUSE: Duration = Duration::from_secs(60);
 
 /// How a target stands.
 #[derive(Clone, Debug, Default)]
@@ -193,7 +196,8 @@ struct Driver {
 impl Driver {
     fn step(&self, snapshot: &Snapshot, now: Instant) -> Step {
         if let Some(failed) = &self.failed {
-            if failed.version < snapshot.version || failed.retry_at <= now {
+            // A newer snapshot may be a better one, but it does not bring a target back: looks find that out.
+            if failed.retry_at <= now || (failed.version < snapshot.version && !failed.absent) {
                 return Step::Pass;
             }
             return if failed.absent && self.next_check <= now { Step::Check } else { Step::Nothing };
@@ -255,7 +259,8 @@ impl Driver {
         let started = Instant::now();
         let found = target.check(snapshot).await;
         // A look that takes long (many workers, a slow target) must not become most of what the target does.
-        self.next_check = Instant::now() + self.options.check.max(started.elapsed() * 20);
+        let pause = if found.is_ok() { (started.elapsed() * 20).min(MAX_CHECK_PAUSE) } else { Duration::ZERO };
+        self.next_check = Instant::now() + self.options.check.max(pause);
         match (found, self.failed.is_some()) {
             (Ok(_), true) => {
                 tracing::info!(selector = target.name(), "target is back");

@@ -155,6 +155,24 @@ async fn a_target_that_was_away_is_filled_when_it_is_back() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn snapshots_that_arrive_while_a_target_is_away_do_not_pile_up() {
+    let absent = || PassError::Call(ClientError::unavailable("PUT"));
+    let fake = Fake::default();
+    fake.passes.lock().extend(std::iter::repeat_with(|| Err(absent())).take(100));
+    fake.checks.lock().extend(std::iter::repeat_with(|| Err(absent())).take(1000));
+    let running = start(fake, snapshot(1));
+    for second in 0..60 {
+        running.after(second).await;
+        running.source.send_replace(snapshot(second + 2));
+    }
+    let log = running.fake.log();
+    let passes = log.iter().filter(|l| l.contains("pass")).count();
+    let looks = log.iter().filter(|l| l.contains("check")).count();
+    assert!((12..=13).contains(&passes), "{log:?}");
+    assert!((40..=60).contains(&looks), "{log:?}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn nothing_happens_before_the_first_snapshot() {
     let running = start(Fake::default(), SourceState::default());
     running.after(60).await;

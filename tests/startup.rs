@@ -1,0 +1,218 @@
+//! What starts a selector, what is refused, and with which exit code and words.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod program;
+
+use std::{os::unix::process::ExitStatusExt, path::Path};
+
+use base64::Engine;
+use nix::sys::signal::Signal;
+use program::{Program, Selector, command};
+use serde_json::Value;
+
+/// Exit code and standard error of a command that must end by itself.
+fn refused(flags: &[&str], variables: &[(&str, &str)]) -> (Option<i32>, String) {
+    let directory = tempfile::tempdir().unwrap();
+    let mut words = vec!["selector", "--host", "127.0.0.1", "--port", "0"];
+    words.extend_from_slice(flags);
+    let mut program = Program::start(directory.path(), &words, variables);
+    let status = program.exit();
+    (status.code(), program.log())
+}
+
+#[track_caller]
+fn assert_refused(flags: &[&str], variables: &[(&str, &str)], code: i32, part: &str) {
+    let (status, text) = refused(flags, variables);
+    assert_eq!(status, Some(code), "{flags:?} {variables:?}\n{text}");
+    assert!(text.contains(part), "{flags:?} {variables:?}: no {part:?} in\n{text}");
+}
+
+/// Cases whose words come with replica sync.
+const LATER: [&str; 1] = ["peer-star-host"];
+
+#[test]
+fn recorded_command_lines_are_refused_or_accepted_as_recorded() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/replica/startup.json");
+    let recorded: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    for case in recorded["cases"].as_array().unwrap() {
+        let name = case["name"].as_str().unwrap();
+        if LATER.contains(&name) {
+            continue;
+        }
+        let directory = tempfile::tempdir().unwrap();
+        for (file, content) in case["files"].as_object().into_iter().flatten() {
+            let bytes = base64::engine::general_purpose::STANDARD.decode(content.as_str().unwrap()).unwrap();
+            std::fs::write(directory.path().join(file), bytes).unwrap();
+        }
+        let server = &case["server"];
+        let mut flags: Vec<String> =
+            server["args"].as_array().unwrap().iter().map(|a| fill(a, directory.path())).collect();
+        if server["replica_sync"] != false {
+            flags.extend(["--replica-sync-port".to_owned(), "9092".to_owned()]);
+        }
+        let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+        let variables: Vec<(&str, &str)> =
+            server["env"].as_object().into_iter().flatten().map(|(n, v)| (n.as_str(), v.as_str().unwrap())).collect();
+        if case["outcome"] == "accepted" {
+            let selector = Selector::start(directory.path(), &flags, &variables);
+            assert_eq!(selector.call("GET", "/livez", None).0, 200, "{name}");
+            continue;
+        }
+        let (status, text) = refused(&flags, &variables);
+        assert!(matches!(status, Some(1 | 2)), "{name}: {status:?}\n{text}");
+        let wanted = case["stderr_contains"].as_str().unwrap_or_default();
+        assert!(text.contains(wanted), "{name}: no {wanted:?} in\n{text}");
+        if let Some(secret) = case["must_not_print"].as_str() {
+            assert!(!text.contains(secret), "{name} prints {secret:?}");
+        }
+    }
+}
+
+fn fill(argument: &Value, directory: &Path) -> String {
+    let text = argument.as_str().unwrap();
+    match text.strip_prefix("${tmp:").and_then(|rest| rest.strip_suffix('}')) {
+        Some(file) => directory.join(file).to_str().unwrap().to_owned(),
+        None => text.to_owned(),
+    }
+}
+
+#[test]
+fn flags_that_cannot_be_parsed_exit_with_two() {
+    for (flags, part) in [
+        (&["--bogus"][..], "unexpected argument '--bogus'"),
+        (&["--runtime-threads", "x"], "invalid value 'x'"),
+        (&["--threads", "-1"], "unexpected argument"),
+        (&["--replica-sync-port", "0"], "port must be greater than zero"),
+        (&["--replica-sync-peers", "tcp://a:1"], "--replica-sync-port"),
+        (&["--router-assume-kv-reuse", "--no-router-assume-kv-reuse"], "cannot be used with"),
+        (&["--selection-cache-max-entries=-1"], "invalid digit found in string"),
+        (
+            &["--router-tracking-hash", "foo"],
+            "router_tracking_hash must be public-xxh3-v1 or keyed-xxh3-v1, got \"foo\"",
+        ),
+        (&["--catalog-name", "a/b"], "catalog name"),
+        (&["--ready-requires", "luck"], "`luck`"),
+    ] {
+        assert_refused(flags, &[], 2, part);
+    }
+}
+
+#[test]
+fn settings_that_are_refused_exit_with_one() {
+    for (variable, value, part) in [
+        ("DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT", "-1", "overlap_score_credit must be a finite, non-negative number"),
+        ("DYN_ROUTER_HOST_CACHE_HIT_WEIGHT", "2", "host_cache_hit_weight must be between 0 and 1"),
+        ("DYN_ROUTER_QUEUE_THRESHOLD", "nan", "router_queue_threshold must be greater than or equal to 0"),
+        ("DYN_ROUTER_TEMPERATURE", "-0.5", "router_temperature must be finite and non-negative"),
+        ("DYN_ROUTER_APPROXIMATE_CACHE_POLICY", "lru", "lru requires use_kv_events=false"),
+        ("DYN_ROUTER_TRACKING_HASH", "foo", "got \"foo\""),
+        (
+            "DYN_ROUTER_POLICY_CONFIG",
+            "/nonexistent/p.yaml",
+            "failed to read router policy config /nonexistent/p.yaml: ",
+        ),
+        ("DYN_ROUTER_POLICY_CONFIG", "/dev/null", "reads no policy file"),
+    ] {
+        assert_refused(&[], &[(variable, value)], 1, part);
+    }
+    assert_refused(
+        &["--router-predicted-ttl-secs", "1", "--no-router-kv-events"],
+        &[],
+        1,
+        "router_predicted_ttl_secs requires use_kv_events=true",
+    );
+    assert_refused(&["--replica-sync-port", "9092"], &[], 1, "no replica sync");
+    assert_refused(&["--session-affinity-ttl-secs", "31536001"], &[], 1, "between 1 and 31536000");
+    assert_refused(&["--admin-token-file", "/nonexistent/token"], &[], 1, "admin token file /nonexistent/token");
+}
+
+#[test]
+fn a_port_that_is_taken_is_told() {
+    let directory = tempfile::tempdir().unwrap();
+    let first = Selector::start(directory.path(), &[], &[]);
+    let port = first.address.port().to_string();
+    let mut second = Program::start(directory.path(), &["selector", "--host", "127.0.0.1", "--port", &port], &[]);
+    assert_eq!(second.exit().code(), Some(1));
+    assert!(second.log().contains(&format!("cannot listen on 127.0.0.1:{port}: ")), "{}", second.log());
+}
+
+#[test]
+fn deprecated_names_act_and_are_told() {
+    let directory = tempfile::tempdir().unwrap();
+    let selector = Selector::start(directory.path(), &[], &[("DYN_ROUTER_TEMPERATURE", "0.25")]);
+    let log = selector.program.log();
+    assert!(log.contains("DYN_ROUTER_TEMPERATURE is deprecated"), "{log}");
+    assert!(log.contains("router_temperature: 0.25"), "{log}");
+}
+
+#[test]
+fn a_tracking_key_never_reaches_the_log() {
+    let directory = tempfile::tempdir().unwrap();
+    let key = directory.path().join("key-file-name");
+    std::fs::write(&key, [0x41; 32]).unwrap();
+    let flags = [
+        "--router-tracking-hash",
+        "keyed-xxh3-v1",
+        "--router-tracking-key-id",
+        "epoch-7",
+        "--router-tracking-key-file",
+    ];
+    let mut flags = flags.to_vec();
+    flags.push(key.to_str().unwrap());
+    let selector = Selector::start(directory.path(), &flags, &[]);
+    let log = selector.program.log();
+    assert!(log.contains("epoch-7"), "{log}");
+    for secret in ["key-file-name", "AAAA", "65, 65", "4141"] {
+        assert!(!log.contains(secret), "{secret} in\n{log}");
+    }
+}
+
+#[test]
+fn both_signals_end_it_cleanly() {
+    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("workers.yaml");
+        std::fs::write(&file, "version: 1\nworkers: []\n").unwrap();
+        let mut selector = Selector::start(directory.path(), &["--workers-file", file.to_str().unwrap()], &[]);
+        selector.program.signal(signal);
+        let status = selector.program.exit();
+        assert_eq!((status.code(), status.signal()), (Some(0), None), "{}", selector.program.log());
+        assert!(!program::is_open(selector.address.port()));
+    }
+}
+
+#[test]
+fn logs_can_be_json_lines() {
+    let directory = tempfile::tempdir().unwrap();
+    let words = ["selector", "--host", "127.0.0.1", "--port", "0", "--log-format", "json"];
+    let program = Program::start(directory.path(), &words, &[]);
+    let line = program::wait_for("the line that tells the address", || {
+        let log = program.log();
+        log.lines().filter_map(|l| serde_json::from_str::<Value>(l).ok()).find(|l| l["message"] == "listening")
+    });
+    assert!(line["address"].as_str().is_some_and(|a| a.starts_with("127.0.0.1:")), "{line}");
+}
+
+#[test]
+fn a_log_filter_that_cannot_be_read_is_refused_and_an_inherited_one_is_not() {
+    assert_refused(&["--log", "a=b=c"], &[], 1, "invalid log filter");
+    let directory = tempfile::tempdir().unwrap();
+    Selector::start(directory.path(), &[], &[("DYN_LOG", "a=b=c")]);
+}
+
+#[test]
+fn help_names_every_subcommand_and_groups_its_flags() {
+    let output = command(&["--help"], &[]).output().unwrap();
+    assert!(output.status.success());
+    let text = String::from_utf8(output.stdout).unwrap();
+    for subcommand in ["selector", "discover", "bench", "openapi"] {
+        assert!(text.contains(subcommand), "{text}");
+    }
+    let output = command(&["selector", "--help"], &[]).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    for heading in ["HTTP:", "Workers:", "Tracking hashes:", "Other selectors:", "Logging:", "Examples:"] {
+        assert!(text.contains(heading), "no {heading} in\n{text}");
+    }
+    assert_eq!(command(&[], &[]).output().unwrap().status.code(), Some(2));
+}
