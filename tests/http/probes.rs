@@ -85,14 +85,16 @@ async fn the_openapi_document_is_served() {
     assert!(document["paths"]["/select_and_reserve"]["post"].is_object());
 }
 
-/// A clock that can be made to hang, as a core that is stuck does.
-struct HangingClock {
+/// A clock that can be made to hang, as a core that is stuck does, or to panic once.
+struct FaultyClock {
     origin: Instant,
     hang: Arc<AtomicBool>,
+    panic: Arc<AtomicBool>,
 }
 
-impl Clock for HangingClock {
+impl Clock for FaultyClock {
     fn now(&self) -> Moment {
+        assert!(!self.panic.swap(false, Ordering::AcqRel), "injected");
         while self.hang.load(Ordering::Acquire) {
             std::thread::yield_now();
         }
@@ -107,7 +109,7 @@ impl Clock for HangingClock {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_core_that_is_stuck_is_not_live_and_not_ready_until_it_goes_on() {
     let hang = Arc::new(AtomicBool::new(false));
-    let clock = HangingClock { origin: Instant::now(), hang: hang.clone() };
+    let clock = FaultyClock { origin: Instant::now(), hang: hang.clone(), panic: Arc::default() };
     let config = ServiceConfig {
         stuck_after: Duration::from_millis(300),
         tick_interval: Duration::from_millis(10),
@@ -123,4 +125,24 @@ async fn a_core_that_is_stuck_is_not_live_and_not_ready_until_it_goes_on() {
     assert_eq!(server.get("/readyz").await.0, 503);
     hang.store(false, Ordering::Release);
     eventually("live again", || async { server.get("/livez").await.0 == 200 }).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_panic_inside_a_verb_is_that_requests_500() {
+    let panic = Arc::new(AtomicBool::new(false));
+    let clock = FaultyClock { origin: Instant::now(), hang: Arc::default(), panic: panic.clone() };
+    // The first tick is the last: the request is what meets the panic.
+    let config = ServiceConfig { tick_interval: Duration::from_secs(3600), ..service_config() };
+    let service = SelectionServiceBuilder::new(config).clock(Arc::new(clock)).build().unwrap();
+    let server = TestServer::over(service, HttpConfig::default()).await;
+    server.add_worker(1).await;
+    let request = json!({"model_name": "m", "token_ids": [1, 2, 3, 4]});
+    assert_eq!(server.call("POST", "/select", request.clone()).await.0, 200);
+    panic.store(true, Ordering::Release);
+    let (status, body) = server.call("POST", "/select", request.clone()).await;
+    assert_eq!((status, body), (500, json!({"error": "internal error"})));
+    assert_eq!(server.call("POST", "/select", request).await.0, 200);
+    assert_eq!(metric(&server, "pointsman_panics_total").await, 1.0);
+    assert_eq!(server.get("/livez").await.0, 200);
+    assert_eq!(server.get("/ready").await.0, 200);
 }

@@ -41,7 +41,7 @@ pub fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T, BodyError> {
 ///
 /// # Errors
 /// [`BodyError`].
-pub(crate) fn decode_prompted<T: DeserializeOwned + wire::Prompted>(body: &[u8]) -> Result<T, BodyError> {
+pub fn decode_prompted<T: DeserializeOwned + wire::Prompted>(body: &[u8]) -> Result<T, BodyError> {
     match decode_fast(body) {
         Some(value) => Ok(value),
         None => decode(body),

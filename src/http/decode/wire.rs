@@ -44,7 +44,7 @@ impl TryFrom<request::RouterConfigOverride> for RouterConfigOverride {
 }
 
 /// A body with a prompt.
-pub(crate) trait Prompted {
+pub trait Prompted {
     /// The prompt, to put arrays in that were read apart.
     fn prompt_mut(&mut self) -> &mut PromptInput;
 }
