@@ -87,8 +87,8 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.child.kill().ok();
+        self.child.wait().ok();
     }
 }
 
@@ -111,7 +111,7 @@ impl FakePeer {
                     return;
                 }
                 if let Ok(stream) = stream {
-                    let _ = Self::answer(stream, &documents);
+                    Self::answer(stream, &documents).ok();
                 }
             }
         });
@@ -141,9 +141,9 @@ impl FakePeer {
 impl Drop for FakePeer {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        let _ = TcpStream::connect(("127.0.0.1", self.port));
+        TcpStream::connect(("127.0.0.1", self.port)).ok();
         if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+            thread.join().ok();
         }
     }
 }

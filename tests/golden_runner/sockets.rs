@@ -107,7 +107,7 @@ impl Replay {
             message.extend(topic.clone());
             message.push(seq.to_be_bytes().to_vec());
             message.push(payload);
-            let _ = socket.send_multipart(message, 0);
+            socket.send_multipart(message, 0).ok();
         };
         for entry in spec["buffer"].as_array().into_iter().flatten() {
             let seq = entry["seq"].as_u64().unwrap();
@@ -134,7 +134,7 @@ impl Drop for Replay {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+            thread.join().ok();
         }
     }
 }
