@@ -2,8 +2,6 @@
 //!
 //! `POINTSMAN_GOLDEN_CMD='program --port {port}'` plays them against another program with this HTTP API.
 
-#![allow(clippy::unwrap_used, reason = "a case that does not parse is a failed test")]
-
 #[path = "golden_runner/client.rs"]
 mod client;
 #[path = "golden_runner/compare.rs"]
