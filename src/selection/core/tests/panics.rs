@@ -9,11 +9,12 @@ use crate::selection::{
     policy::{PickRequest, Picked, SelectionPolicy},
 };
 
-/// Panics while its switch is on, in one model's partition.
+/// Panics while its switch is on, in one model's partition, and for ever once it did.
 struct Fragile {
     inner: Box<dyn SelectionPolicy>,
     switch: Arc<AtomicBool>,
     fragile: bool,
+    spoilt: bool,
 }
 
 impl SelectionPolicy for Fragile {
@@ -27,7 +28,8 @@ impl SelectionPolicy for Fragile {
         load: &mut LoadTracker,
         rng: &mut fastrand::Rng,
     ) -> Result<Picked, SelectionError> {
-        assert!(!(self.fragile && self.switch.load(Ordering::Relaxed)), "injected");
+        self.spoilt |= self.fragile && self.switch.load(Ordering::Relaxed);
+        assert!(!self.spoilt, "injected");
         self.inner.pick(request, load, rng)
     }
 }
@@ -39,7 +41,7 @@ fn fixture() -> (Fixture, Arc<AtomicBool>) {
         Arc::new(move |config, scope| {
             let inner = builtin::default_policy(config, scope);
             let fragile = &*scope.key.model_name == "m";
-            Box::new(Fragile { inner, switch: Arc::clone(&switch), fragile })
+            Box::new(Fragile { inner, switch: Arc::clone(&switch), fragile, spoilt: false })
         })
     };
     let f = Fixture::with_policies(SelectionConfig { use_kv_events: false, ..SelectionConfig::default() }, policies);
@@ -78,6 +80,15 @@ fn a_panicking_policy_fails_its_request_only() {
     assert_eq!((f.core.partition("m", "default").unwrap().panics(), f.core.panics()), (2, 2));
     f.core.free_reservation("before").unwrap();
     f.core.free_reservation("during").unwrap();
+}
+
+#[test]
+fn a_policy_that_panicked_is_replaced() {
+    let (f, switch) = fixture();
+    switch.store(true, Ordering::Relaxed);
+    f.reserve("m", "a", &[1]).unwrap_err();
+    switch.store(false, Ordering::Relaxed);
+    f.reserve("m", "a", &[1]).unwrap();
 }
 
 #[test]

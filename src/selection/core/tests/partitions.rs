@@ -164,6 +164,7 @@ fn bookings_stay_on_ranks_that_stay() {
     assert_eq!(f.core.free_reservation("r1").unwrap_err().reason(), "not_found");
     f.patch(1, json!({"data_parallel_size": 3}));
     assert_eq!(f.loads("m"), [(1, 0, 1), (1, 1, 0), (1, 2, 0)]);
+    assert_eq!((f.cached("m", (1, 0), &[1]), f.cached("m", (1, 1), &[2])), (Some(1), Some(0)));
     f.patch(1, json!({"data_parallel_start_rank": 1, "data_parallel_size": 1}));
     assert_eq!(f.loads("m"), [(1, 1, 0)]);
     assert_eq!(f.core.free_reservation("r0").unwrap_err().reason(), "not_found");

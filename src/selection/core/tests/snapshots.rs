@@ -155,10 +155,10 @@ fn an_id_has_one_owner() {
     let f = Fixture::new();
     f.upsert(worker(1, 1));
     f.core.apply_catalog("k8s.ns.a", snapshot(1, 1, "a", &[worker(2, 1)]), None).unwrap();
-    let report = f
-        .core
-        .apply_catalog("k8s.ns.b", snapshot(1, 1, "b", &[worker(1, 1), worker(2, 1), worker(3, 1)]), None)
-        .unwrap();
+    let elsewhere = |id| with(worker(id, 1), json!({"endpoint": "http://elsewhere"}));
+    let wanted = snapshot(1, 1, "b", &[elsewhere(1), elsewhere(2), worker(3, 1)]);
+    let report = f.core.apply_catalog("k8s.ns.b", wanted, None).unwrap();
+    assert_eq!(f.core.worker(1).unwrap().request.fields.endpoint.as_deref(), Some("http://w1:8000"));
     assert_eq!(
         lines(&report),
         [
