@@ -80,7 +80,7 @@ async fn a_head_that_trickles_in_is_cut_off_and_others_are_served() {
     }
     assert_eq!(server.get("/health").await.0, 200);
     for mut socket in slow {
-        let _ = socket.write_all(b"a").await;
+        socket.write_all(b"a").await.unwrap_or_default();
         assert_eq!(read_all(socket).await, "", "nothing is answered to half a head");
     }
     let closed = "pointsman_http_connections_closed_total{reason=\"head_timeout\"}";
@@ -169,7 +169,7 @@ async fn what_is_not_http_is_answered_400_or_closed() {
         &[b'A'; 1 << 20],
     ] {
         let mut socket = server.connect().await;
-        let _ = socket.write_all(bytes).await;
+        socket.write_all(bytes).await.unwrap_or_default();
         let answer = read_all(socket).await;
         assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 4"), "{answer}");
     }

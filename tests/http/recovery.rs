@@ -26,11 +26,11 @@ async fn peer(answer: impl Into<Vec<u8>>) -> String {
             let answer = answer.clone();
             tokio::spawn(async move {
                 let mut request = [0; 4096];
-                let _ = socket.read(&mut request).await;
+                socket.read(&mut request).await.unwrap_or_default();
                 if answer.is_empty() {
                     std::future::pending::<()>().await;
                 }
-                let _ = socket.write_all(&answer).await;
+                socket.write_all(&answer).await.unwrap_or_default();
             });
         }
     });
