@@ -9,6 +9,7 @@
 //! | [`discovery`] | snapshots of workers, the workers file, targets | `service` |
 //! | [`telemetry`] | logs, metrics, readiness | `service` |
 //! | [`http`] | the HTTP API | `server` |
+//! | [`demo`] | the whole on one machine: engines, selector, users, comparison | `server` |
 //! | [`engine`] | a stand-in engine with a real KV cache and real events | `server` |
 //! | [`cli`] | one file a subcommand | `server` |
 //!
@@ -27,6 +28,8 @@ pub mod telemetry;
 
 #[cfg(feature = "server")]
 pub mod cli;
+#[cfg(feature = "server")]
+pub mod demo;
 #[cfg(feature = "server")]
 pub mod engine;
 #[cfg(feature = "server")]

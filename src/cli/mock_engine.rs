@@ -140,7 +140,7 @@ impl MockEngineArgs {
 pub fn run(args: MockEngineArgs) -> Result<(), CliError> {
     let config = args.into_config();
     config.validate().map_err(CliError::Usage)?;
-    let runtime = tokio::runtime::Runtime::new().map_err(CliError::failed)?;
+    let runtime = super::runtime(None)?;
     runtime.block_on(async {
         let mut stop = StopSignals::install().map_err(CliError::failed)?;
         let engine = MockEngine::start(config).await.map_err(CliError::failed)?;

@@ -5,6 +5,7 @@
 //! that is unknown or cannot be parsed.
 
 pub mod bench;
+pub mod demo;
 pub mod discover;
 mod environment;
 pub mod mock_engine;
@@ -49,6 +50,7 @@ enum Command {
     /// Print the OpenAPI document of the HTTP API
     Openapi,
     MockEngine(Box<mock_engine::MockEngineArgs>),
+    Demo(demo::DemoArgs),
 }
 
 /// Flags of every subcommand.
@@ -93,12 +95,15 @@ impl CliError {
 pub fn run() -> ExitCode {
     // A failed parse prints its message, or the help, and exits here: 2, or 0 for --help and --version.
     let cli = Cli::parse();
-    let outcome = start_logging(&cli.log).and_then(|()| match cli.command {
+    // Log lines would tear the demo's picture apart.
+    let default_filter = if matches!(cli.command, Command::Demo(_)) { "warn" } else { "info" };
+    let outcome = start_logging(&cli.log, default_filter).and_then(|()| match cli.command {
         Command::Selector(args) => selector::run(*args),
         Command::Discover(args) => discover::run(args),
         Command::Bench(args) => bench::run(*args),
         Command::Openapi => openapi::run(),
         Command::MockEngine(args) => mock_engine::run(*args),
+        Command::Demo(args) => demo::run(&args),
     });
     let Err(error) = outcome else { return ExitCode::SUCCESS };
     // One plain line whatever the log format: a script or a person reads it.
@@ -136,11 +141,11 @@ fn read_token(path: &Path) -> Result<Zeroizing<String>, CliError> {
     Ok(Zeroizing::new(token.to_owned()))
 }
 
-fn start_logging(args: &LogArgs) -> Result<(), CliError> {
+fn start_logging(args: &LogArgs, default_filter: &str) -> Result<(), CliError> {
     let env = Environment::new(&environment::process);
     // A filter of ours must be right; an inherited DYN_LOG in a syntax that is not ours falls back to the default.
     let inherited = || env.trimmed("DYN_LOG").filter(|f| logs::is_valid_filter(f));
-    let filter = args.log.clone().or_else(inherited).unwrap_or_else(|| "info".to_owned());
+    let filter = args.log.clone().or_else(inherited).unwrap_or_else(|| default_filter.to_owned());
     let format = match args.log_format {
         Some(LogFormatWord::Text) => LogFormat::Text,
         Some(LogFormatWord::Json) => LogFormat::Json,
