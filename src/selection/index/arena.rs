@@ -9,7 +9,7 @@ use std::{collections::BTreeSet, marker::PhantomData};
 
 use crossbeam_epoch::Guard;
 
-use super::sync::{AtomicPtr, Ordering};
+use super::sync::{AtomicPtr, Ordering, defer};
 
 /// Slots a page; a power of two.
 #[cfg(not(loom))]
@@ -93,7 +93,7 @@ impl<T: Default> Arena<T> {
             let old = self.directory.swap(Box::into_raw(Box::new(longer)), Ordering::AcqRel);
             // SAFETY: `old` came from `Box::into_raw`, is unlinked now, and this is the only writer, so it is freed
             // once. Its pages live on in the longer one: a directory's drop does not touch them.
-            unsafe { guard.defer_unchecked(move || drop(Box::from_raw(old))) };
+            unsafe { defer(guard, move || drop(Box::from_raw(old))) };
             view = self.view(guard);
         }
         view.pages[page].store(Box::into_raw(Box::default()), Ordering::Release);
@@ -104,7 +104,7 @@ impl<T: Default> Arena<T> {
         let old = self.view(guard).pages[page].swap(std::ptr::null_mut(), Ordering::AcqRel);
         if !old.is_null() {
             // SAFETY: from `Box::into_raw`, unlinked by the swap, freed once; readers of this time hold guards.
-            unsafe { guard.defer_unchecked(move || drop(Box::from_raw(old))) };
+            unsafe { defer(guard, move || drop(Box::from_raw(old))) };
         }
     }
 }

@@ -7,7 +7,7 @@
 
 use crossbeam_epoch::Guard;
 
-use super::sync::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
+use super::sync::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering, defer, fence};
 
 /// Most blocks a chunk.
 pub(super) const CAPACITY: usize = 64;
@@ -332,7 +332,7 @@ impl Chunk {
         // the swap took it out of the chunk, and readers of this time hold guards.
         unsafe {
             let bytes = 8 * allocation(old).len();
-            guard.defer_unchecked(move || release(old));
+            defer(guard, move || release(old));
             bytes
         }
     }

@@ -8,7 +8,7 @@
 
 use crossbeam_epoch::Guard;
 
-use super::sync::{AtomicPtr, AtomicU64, Ordering};
+use super::sync::{AtomicPtr, AtomicU64, Ordering, defer, seed};
 
 /// Segments, as a power of two.
 #[cfg(not(loom))]
@@ -112,10 +112,7 @@ pub(super) struct Heads {
 impl Heads {
     /// No entries.
     pub(super) fn new() -> Self {
-        Self {
-            segments: (0..1 << SEGMENT_BITS).map(|_| AtomicPtr::new(std::ptr::null_mut())).collect(),
-            seed: fastrand::u64(..),
-        }
+        Self { segments: (0..1 << SEGMENT_BITS).map(|_| AtomicPtr::new(std::ptr::null_mut())).collect(), seed: seed() }
     }
 
     #[inline]
@@ -283,7 +280,7 @@ impl HeadCounts {
         if !old.is_null() {
             // SAFETY: from `Box::into_raw`; taken out of the table by the swap, so freed once; readers of this time
             // hold guards.
-            unsafe { guard.defer_unchecked(move || drop(Box::from_raw(old))) };
+            unsafe { defer(guard, move || drop(Box::from_raw(old))) };
         }
     }
 }

@@ -9,7 +9,7 @@
 
 pub mod approximate;
 mod arena;
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod check;
 mod chunk;
 mod columns;
@@ -17,7 +17,7 @@ mod export;
 mod heads;
 mod lanes;
 mod lookup;
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod model;
 mod names;
 mod removal;
@@ -37,7 +37,10 @@ use self::{
     shared::{Act, Context, Shared},
     writer::Writer,
 };
-use super::identity::{Tier, WorkerWithDpRank};
+use super::{
+    hash::chain,
+    identity::{Tier, WorkerWithDpRank},
+};
 
 /// Dense id of one incarnation of a rank in one index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -195,15 +198,6 @@ pub struct PrefixIndex {
 
 /// Most ranks an index holds.
 pub const MAX_LANES: usize = 65_000;
-
-/// The chained hash after `previous` and a block's own hash (spec index 2.5).
-#[inline]
-fn chain(previous: u64, local: u64) -> u64 {
-    let mut bytes = [0; 16];
-    bytes[..8].copy_from_slice(&previous.to_le_bytes());
-    bytes[8..].copy_from_slice(&local.to_le_bytes());
-    xxhash_rust::xxh3::xxh3_64_with_seed(&bytes, super::hash::HASH_SEED)
-}
 
 impl PrefixIndex {
     /// An empty index.

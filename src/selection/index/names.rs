@@ -7,7 +7,10 @@
 
 use std::marker::PhantomData;
 
-use super::heads::{mix, prefetch};
+use super::{
+    heads::{mix, prefetch},
+    sync::seed,
+};
 
 /// Segments, as a power of two: a resize moves a 4,096th of the table.
 #[cfg(not(loom))]
@@ -171,7 +174,7 @@ pub(super) struct Names<F: FindTag = Best> {
 impl<F: FindTag> Names<F> {
     /// No entries.
     pub(super) fn new() -> Self {
-        Self { segments: Box::default(), entries: 0, buckets: 0, seed: fastrand::u64(..), finder: PhantomData }
+        Self { segments: Box::default(), entries: 0, buckets: 0, seed: seed(), finder: PhantomData }
     }
 
     /// Entries.
@@ -279,7 +282,7 @@ impl<F: FindTag> Names<F> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

@@ -5,14 +5,12 @@
 //! is 0, offsets ascend, neighbours differ; every word and every segment counts as one use of its set.
 #![allow(unsafe_code)]
 
-use crossbeam_epoch::Guard;
-
 use super::{
     arena::{PAGE, Slots, View},
     chunk::{CAPACITY, Chunk, TIERS},
     sets::{EMPTY, SetRef, Sets},
     shared::{CHUNKS, Context},
-    sync::{AtomicPtr, Ordering},
+    sync::{AtomicPtr, Ordering, defer},
 };
 
 /// Marks a word that names a segment list.
@@ -286,11 +284,8 @@ impl Holders {
                 self.sets.release(segment.set(), &cx.shared.sets, cx.guard);
             }
             self.list_bytes -= 4 + 4 * segments.len();
-            let defer = |guard: &Guard| {
-                // SAFETY: see above.
-                unsafe { guard.defer_unchecked(move || free(list)) }
-            };
-            defer(cx.guard);
+            // SAFETY: see above.
+            unsafe { defer(cx.guard, move || free(list)) };
         }
         self.lists.give(word & !SEGMENTED, &cx.shared.lists, cx.guard);
     }

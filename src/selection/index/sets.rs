@@ -10,7 +10,7 @@ use hashbrown::HashTable;
 
 use super::{
     arena::{Arena, Slots, View},
-    sync::{AtomicPtr, Ordering},
+    sync::{AtomicPtr, Ordering, defer},
 };
 
 /// The empty set.
@@ -330,7 +330,7 @@ impl Sets {
                 // call that frees it; readers of this time hold guards.
                 unsafe {
                     self.bytes -= (*data).bytes();
-                    guard.defer_unchecked(move || drop(Box::from_raw(data)));
+                    defer(guard, move || drop(Box::from_raw(data)));
                 }
             }
         }

@@ -1,4 +1,8 @@
-//! The atomics readers and the writer share: the standard library's, or loom's in model checking.
+//! What readers and the writer meet on: atomics, the standard library's or, in model checking, loom's; and memory that
+//! goes when readers have left.
+#![allow(unsafe_code)]
+
+use crossbeam_epoch::Guard;
 
 #[cfg(not(loom))]
 pub(super) use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
@@ -28,4 +32,29 @@ impl Spin {
         self.0 += 1;
         loom::thread::yield_now();
     }
+}
+
+/// Runs `free` when every guard that is there now is gone.
+///
+/// # Safety
+/// Nobody who pins from now on can reach what `free` frees, and nothing else frees it.
+#[cfg(not(loom))]
+pub(super) unsafe fn defer(guard: &Guard, free: impl FnOnce()) {
+    // SAFETY: the caller's promise is what the epoch asks for; `free` owns what it needs, so that it may run on
+    // another thread and later than the caller's borrows.
+    unsafe { guard.defer_unchecked(free) };
+}
+
+/// Leaks: a model's memory must not be touched when the model is over, and loom does not see the epoch.
+///
+/// # Safety
+/// None asked.
+#[cfg(loom)]
+pub(super) unsafe fn defer(_guard: &Guard, free: impl FnOnce()) {
+    std::mem::forget(free);
+}
+
+/// A number nobody outside can guess, to place hashes by.
+pub(super) fn seed() -> u64 {
+    if cfg!(loom) { 7 } else { fastrand::u64(..) }
 }

@@ -4,7 +4,13 @@ use std::collections::BTreeMap;
 
 use super::*;
 
+#[cfg(not(loom))]
+mod concurrent;
+#[cfg(loom)]
+mod loom;
+#[cfg(not(loom))]
 mod random;
+#[cfg(not(loom))]
 mod semantics;
 
 /// Chained hashes of a prompt.
