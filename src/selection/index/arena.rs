@@ -76,7 +76,7 @@ impl<T: Default> Arena<T> {
 
     /// What is there now.
     #[inline]
-    pub(super) fn view<'g>(&self, _guard: &'g Guard) -> View<'g, T> {
+    pub(super) fn view<'g>(&'g self, _guard: &'g Guard) -> View<'g, T> {
         // SAFETY: never null; initialised before it was released; a replaced directory outlives the guards of its time.
         let directory = unsafe { &*self.directory.load(Ordering::Acquire) };
         View { pages: &directory.0 }

@@ -197,7 +197,7 @@ impl Chunk {
 
     /// The blocks, unless the chunk is free.
     #[inline]
-    pub(super) fn blocks<'g>(&self, _guard: &'g Guard) -> Option<Blocks<'g>> {
+    pub(super) fn blocks<'g>(&'g self, _guard: &'g Guard) -> Option<Blocks<'g>> {
         let data = self.data.load(Ordering::Acquire);
         // SAFETY: a non-null pointer came from `allocate` and was released after its header was written. It is freed
         // only after it was replaced here and every guard of that time, ours included, is gone.

@@ -122,7 +122,7 @@ impl Heads {
     }
 
     #[inline]
-    fn segment<'g>(&self, segment: usize, _guard: &'g Guard) -> Option<&'g Segment> {
+    fn segment<'g>(&'g self, segment: usize, _guard: &'g Guard) -> Option<&'g Segment> {
         let segment = self.segments[segment].load(Ordering::Acquire);
         // SAFETY: a non-null pointer came from a box and was released after its buckets were filled. A replaced
         // segment is freed only after every guard of that time, ours included, is gone.

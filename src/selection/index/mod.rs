@@ -17,13 +17,16 @@ mod export;
 mod heads;
 mod lanes;
 mod lookup;
+mod membership;
 #[cfg(all(test, not(loom)))]
 mod model;
 mod names;
+mod naming;
 mod removal;
 mod residency;
 mod sets;
 mod shared;
+mod store;
 mod sync;
 #[cfg(test)]
 mod tests;
