@@ -10,6 +10,8 @@ pub mod discover;
 mod environment;
 pub mod mock_engine;
 mod openapi;
+#[cfg(test)]
+mod reference;
 pub mod selector;
 
 use std::{path::Path, process::ExitCode};
@@ -18,7 +20,6 @@ use clap::{
     Args, CommandFactory, Parser, Subcommand, ValueEnum,
     builder::{Styles, styling::AnsiColor},
 };
-
 use zeroize::Zeroizing;
 
 use crate::telemetry::logs::{self, LogFormat};
@@ -30,11 +31,18 @@ const STYLES: Styles = Styles::styled()
     .literal(AnsiColor::Cyan.on_default().bold())
     .placeholder(AnsiColor::Cyan.on_default());
 
-/// Chooses the LLM inference worker for every request, from what is in every worker's KV cache and from what every
-/// worker is doing.
+const AFTER_HELP: &str = "\
+Examples:
+  pointsman selector --workers-file workers.yaml    one selector that follows a file of workers
+  pointsman mock-engine                             an engine to try it with
+  pointsman bench                                   load on a selector that runs
+  pointsman selector --help                         every flag, with its environment name";
+
+/// Choose the LLM inference worker for every request, from what is in every worker's KV cache and what every worker is
+/// doing
 #[derive(Debug, Parser)]
 #[command(name = "pointsman", version, styles = STYLES, arg_required_else_help = true, subcommand_required = true)]
-#[command(disable_help_subcommand = true)]
+#[command(disable_help_subcommand = true, after_help = AFTER_HELP)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

@@ -164,10 +164,10 @@ pub(super) struct PeerArgs {
     /// Base URLs of selectors or indexers whose index is taken over at start
     #[arg(long, env = "POINTSMAN_INDEXER_PEERS", value_name = "URL,...", value_delimiter = ',')]
     pub indexer_peers: Vec<String>,
-    /// Port on which load is published to other selectors
+    /// Port on which load is published to other selectors; this version has no replica sync and refuses it
     #[arg(long, env = "POINTSMAN_REPLICA_SYNC_LISTEN_PORT", value_name = "PORT", value_parser = nonzero_port)]
     pub replica_sync_port: Option<u16>,
-    /// ZMQ endpoints on which other selectors publish
+    /// ZMQ endpoints on which other selectors publish; refused as well
     #[arg(long, env = "POINTSMAN_REPLICA_SYNC_PEERS", value_name = "ENDPOINT,...", value_delimiter = ',')]
     #[arg(requires = "replica_sync_port")]
     pub replica_sync_peers: Vec<String>,
