@@ -4,6 +4,7 @@ mod affinity;
 mod hints;
 mod inspection;
 mod lifecycle;
+mod model;
 mod races;
 mod reservations;
 mod selections;
