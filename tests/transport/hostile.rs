@@ -267,3 +267,23 @@ async fn a_drained_publisher_can_be_dropped_without_loss() {
     }
     assert_eq!(ended(&mut subscriber).await.reason(), "io");
 }
+
+/// A peer that sends greeting and READY in one piece leaves our READY unsent when its own is read: no message may
+/// overtake it.
+#[tokio::test]
+async fn ready_comes_before_the_first_message() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = format!("tcp://{}", listener.local_addr().unwrap());
+    let dealer = tokio::spawn(async move {
+        let mut dealer = Dealer::connect(&endpoint, quick()).await.unwrap();
+        dealer.send(message(&[b"first"])).await.unwrap();
+        dealer
+    });
+    let mut stream = accept(&listener).await;
+    stream.write_all(&opening(1, "ROUTER")).await.unwrap();
+    read_opening(&mut stream).await;
+    let mut wire = [0; 7];
+    within("the message", stream.read_exact(&mut wire)).await.unwrap();
+    assert_eq!(&wire, b"\x00\x05first");
+    drop(dealer.await.unwrap());
+}
