@@ -12,7 +12,7 @@ use super::{
     names::Names,
     residency::Holders,
     sets::EMPTY,
-    shared::Context,
+    shared::{CHUNKS, Context},
 };
 
 /// A slot's place in the names table: a chunk or a column, and an offset.
@@ -21,6 +21,9 @@ pub(super) struct Handle(pub(super) u32);
 
 /// Marks handles of columns.
 const COLUMN: u32 = 1 << 31;
+
+/// Column ids that stores leave to the division of chunks.
+const RESERVE: usize = 1 << 22;
 
 /// Which column of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,6 +96,11 @@ impl Columns {
     /// Live slots.
     pub(super) fn len(&self) -> usize {
         self.table.len()
+    }
+
+    /// Whether stores may still make columns; divisions of chunks need some too.
+    pub(super) fn has_room(&self) -> bool {
+        self.columns.len() - self.free.len() < CHUNKS as usize - RESERVE
     }
 
     /// Estimated bytes of heap.

@@ -17,6 +17,10 @@ use crate::selection::identity::Tier;
 
 /// Chunks visited while the mutex is held once.
 const SLICE: usize = 64;
+/// Blocks emitted, after which the mutex is given up.
+const BLOCKS: usize = 1 << 16;
+/// Passes that emit: what is divided meanwhile may move to ids that a pass has left behind.
+const ROUNDS: u32 = 4;
 
 /// A chunk that is out.
 #[derive(Debug)]
@@ -49,13 +53,42 @@ pub(super) struct Export {
     sought: HashMap<u64, Option<(u32, usize)>>,
     /// Chunks that are out, by id.
     out: HashMap<u32, Out>,
+    /// Chunks that come out next, the last one first.
+    path: Vec<Step>,
+    /// Emitting passes that are over, and whether the one at work found anything.
+    rounds: u32,
+    found: bool,
+}
+
+/// A chunk that comes out, with its head seq and the block it continues.
+#[derive(Debug)]
+struct Step {
+    id: u32,
+    seq: u64,
+    before: Option<(u32, usize)>,
 }
 
 impl Export {
     /// Adds the next runs to `runs`. `false` when everything is out.
     pub(super) fn slice(&mut self, writer: &Writer, cx: Context<'_>, runs: &mut Vec<ExportedRun>) -> bool {
         let mut left = SLICE;
-        while left > 0 && self.at < writer.chunks.end() {
+        let full = |runs: &Vec<ExportedRun>| runs.iter().map(|run| run.blocks.len()).sum::<usize>() > BLOCKS;
+        loop {
+            while left > 0
+                && let Some(step) = self.path.pop()
+            {
+                left -= 1;
+                self.emit(&step, writer, cx, runs);
+                if full(runs) {
+                    return true;
+                }
+            }
+            if left == 0 {
+                return true;
+            }
+            if self.at >= writer.chunks.end() {
+                break;
+            }
             let id = self.at;
             self.at += 1;
             if writer.chunks.has_page(id) && cx.chunk(id).len() > 0 {
@@ -63,20 +96,21 @@ impl Export {
                 match self.pass {
                     Pass::Link => self.link(id, writer, cx),
                     Pass::Seek => self.seek(id, cx),
-                    Pass::Emit => left = left.saturating_sub(self.emit_path(id, writer, cx, runs)),
+                    Pass::Emit => self.find_path(id, writer, cx),
                 }
             }
-        }
-        if self.at < writer.chunks.end() {
-            return true;
         }
         self.at = 0;
         self.pass = match self.pass {
             Pass::Link if !self.sought.is_empty() => Pass::Seek,
             Pass::Link | Pass::Seek => Pass::Emit,
             Pass::Emit => {
-                emit_waiting(writer, runs);
-                return false;
+                self.rounds += 1;
+                if !std::mem::take(&mut self.found) || self.rounds == ROUNDS {
+                    emit_waiting(writer, runs);
+                    return false;
+                }
+                Pass::Emit
             }
         };
         true
@@ -115,9 +149,8 @@ impl Export {
         })
     }
 
-    /// Emits a chunk after the chunks it continues. Returns how many came out.
-    fn emit_path(&mut self, id: u32, writer: &Writer, cx: Context<'_>, runs: &mut Vec<ExportedRun>) -> usize {
-        let mut path = Vec::new();
+    /// Puts a chunk that is not out yet on the path, before it the chunks it continues.
+    fn find_path(&mut self, id: u32, writer: &Writer, cx: Context<'_>) {
         let mut next = Some((id, 0));
         while let Some((id, _)) = next {
             let seq = cx.chunk(id).head_seq();
@@ -125,29 +158,20 @@ impl Export {
                 break;
             }
             let before = self.before(id, writer, cx);
-            path.push((id, before));
+            self.path.push(Step { id, seq, before });
             // Known from here on, so that a path cannot run in a circle.
             self.out.insert(id, Out { seq, reach: Vec::new() });
+            self.found = true;
             next = before;
         }
-        for &(id, before) in path.iter().rev() {
-            let reach = self.emit(id, before, writer, cx, runs);
-            if let Some(out) = self.out.get_mut(&id) {
-                out.reach = reach;
-            }
-        }
-        path.len()
     }
 
-    /// Emits the runs of one chunk; returns what lanes reach of it on the device.
-    fn emit(
-        &self,
-        id: u32,
-        before: Option<(u32, usize)>,
-        writer: &Writer,
-        cx: Context<'_>,
-        runs: &mut Vec<ExportedRun>,
-    ) -> Vec<(u16, u8)> {
+    /// Emits the runs of one chunk and notes what lanes reach of it on the device.
+    fn emit(&mut self, step: &Step, writer: &Writer, cx: Context<'_>, runs: &mut Vec<ExportedRun>) {
+        let &Step { id, seq, before } = step;
+        if !writer.chunks.has_page(id) || cx.chunk(id).len() == 0 || cx.chunk(id).head_seq() != seq {
+            return;
+        }
         let chunk = cx.chunk(id);
         let from = Source { id, chunk, before, writer, cx };
         let candidates = match before {
@@ -170,7 +194,9 @@ impl Export {
                 from.emit(lane, tier, writer.holders.held(chunk, tier, lane, cx), runs);
             }
         }
-        reach
+        if let Some(out) = self.out.get_mut(&id) {
+            out.reach = reach;
+        }
     }
 }
 

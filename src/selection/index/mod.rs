@@ -276,7 +276,7 @@ impl PrefixIndex {
         self.write(|writer, cx| {
             // A rank that holds nothing keeps its lane: clearing it again and again costs nothing.
             if writer.lanes.get(rank).is_some_and(|lane| !writer.lanes.states[lane as usize].is_idle()) {
-                writer.lanes.retire(rank, &cx.shared.lanes);
+                writer.retire(rank, cx);
                 // A bound slot needs a live lane; without room for one it gets it with the rank's next store.
                 writer.lane(rank, cx);
             }

@@ -89,18 +89,21 @@ impl Rank {
 
     fn store(&mut self, tier: Tier, parent: Option<u64>, blocks: &[StoredBlock]) -> StoreOutcome {
         let (mut parent, mut blocks) = (parent, blocks);
-        let mut outcome = StoreOutcome::Applied;
+        let (mut outcome, mut kept) = (StoreOutcome::Applied, false);
         // What has no parent yet waits.
         let at = loop {
             let Some(name) = parent else { break None };
             if let Some(at) = self.parent(tier, name) {
                 break Some(at);
             }
+            let Some((&block, rest)) = blocks.split_first() else {
+                return if kept { outcome } else { StoreOutcome::ParentUnknown };
+            };
             if tier == Tier::Device {
                 outcome = StoreOutcome::WaitsForParent;
             }
-            let Some((&block, rest)) = blocks.split_first() else { return outcome };
             if block.name != name {
+                kept = true;
                 self.waiting.retain(|w| w.tier != tier || w.block.name != block.name);
                 self.waiting.push(Waiting { tier, parent: name, block });
             }

@@ -24,17 +24,7 @@ impl Writer {
             if let Some(&next) = names.get(k + AHEAD) {
                 self.columns.prefetch(next);
             }
-            let state = &mut self.lanes.states[lane as usize];
-            let waited = match state.waiting.as_deref_mut() {
-                Some(waiting) => {
-                    let waited = waiting.take(tier as u8, name).is_some();
-                    if waiting.is_empty() {
-                        state.waiting = None;
-                    }
-                    waited
-                }
-                None => false,
-            };
+            let waited = self.take_waiting(lane, tier as u8, name).is_some();
             let mut found = self.find_near(group, lane, tier, name, cx);
             if let (Some((chunk, o)), Some((of, at))) = (found, group) {
                 if chunk != of {

@@ -27,7 +27,7 @@ impl Writer {
         if blocks.is_empty() {
             return StoreOutcome::Applied;
         }
-        if self.chunks.room() <= blocks.len() || !self.holders.sets.has_room() {
+        if self.chunks.room() <= blocks.len() || !self.holders.sets.has_room() || !self.columns.has_room() {
             return StoreOutcome::Full;
         }
         for block in blocks.iter().take(CAPACITY) {
@@ -59,7 +59,7 @@ impl Writer {
     /// Keeps the blocks of an event until their parent comes. The first one whose parent is held, and what follows it,
     /// need not wait.
     fn wait(&mut self, act: Act<'_>, parent: u64, blocks: &[StoredBlock]) -> StoreOutcome {
-        let outcome = if act.tier == DEVICE { StoreOutcome::WaitsForParent } else { StoreOutcome::Applied };
+        let mut kept = false;
         let mut parent = parent;
         for (k, &block) in blocks.iter().enumerate() {
             if k > 0
@@ -67,17 +67,22 @@ impl Writer {
             {
                 self.place(act, Some(after), &blocks[k..]);
                 self.adopt(act, blocks[k..].iter().map(|block| block.name).collect());
-                return outcome;
+                kept = true;
+                break;
             }
             let state = &mut self.lanes.states[act.lane as usize];
             let waiting = state.waiting.get_or_insert_default();
-            self.dropped_waiting += waiting.add(WaitingBlock { tier: act.tier as u8, parent, block }) as u64;
+            kept |= waiting.add(WaitingBlock { tier: act.tier as u8, parent, block }, &mut self.waiting);
             if waiting.is_empty() {
                 state.waiting = None;
             }
             parent = block.name;
         }
-        outcome
+        match (kept, act.tier) {
+            (false, _) => StoreOutcome::ParentUnknown,
+            (true, DEVICE) => StoreOutcome::WaitsForParent,
+            (true, _) => StoreOutcome::Applied,
+        }
     }
 
     /// Gives places to the blocks that waited for one of `names`, and to those that waited for them.
@@ -89,11 +94,7 @@ impl Writer {
             for (tier, child) in children {
                 let act = Act { tier: tier.into(), ..act };
                 let Some(after) = self.parent(act, name) else { continue };
-                let Some(waiting) = self.lanes.states[lane].waiting.as_deref_mut() else { return };
-                let Some(block) = waiting.take(tier, child) else { continue };
-                if waiting.is_empty() {
-                    self.lanes.states[lane].waiting = None;
-                }
+                let Some(block) = self.take_waiting(act.lane, tier, child) else { continue };
                 self.place(act, Some(after), &[block.block]);
                 names.push(child);
             }

@@ -17,6 +17,7 @@ use super::{
     naming::Gained,
     residency::Holders,
     shared::{Act, CHUNKS, Context},
+    waiting::{Totals, WaitingBlock},
 };
 use crate::selection::identity::WorkerWithDpRank;
 
@@ -40,8 +41,8 @@ pub(super) struct Writer {
     pub(super) data_bytes: usize,
     /// Where the sweep goes on.
     pub(super) sweep_at: u32,
-    /// Blocks that left the waiting room unadopted because it was full.
-    pub(super) dropped_waiting: u64,
+    /// What waits for parents.
+    pub(super) waiting: Totals,
     /// Blocks not stored because their name stood for too many contents.
     pub(super) dropped_twins: u64,
     /// Blocks of the event at work that have no entry yet.
@@ -58,7 +59,7 @@ impl Writer {
             heads: HeadCounts::new(),
             data_bytes: 0,
             sweep_at: 0,
-            dropped_waiting: 0,
+            waiting: Totals::default(),
             dropped_twins: 0,
             gained: Vec::new(),
         }
@@ -93,7 +94,30 @@ impl Writer {
     /// Forgets a rank and its slot.
     pub(super) fn remove_rank(&mut self, rank: WorkerWithDpRank, cx: Context<'_>) {
         self.lanes.unbind(rank, &cx.shared.lanes);
+        self.retire(rank, cx);
+    }
+
+    /// Takes the lane and what waits away from a rank.
+    pub(super) fn retire(&mut self, rank: WorkerWithDpRank, cx: Context<'_>) {
+        if let Some(lane) = self.lanes.get(rank)
+            && let Some(waiting) = self.lanes.states[lane as usize].waiting.take()
+        {
+            self.waiting.change(waiting.counts(), Default::default());
+        }
         self.lanes.retire(rank, &cx.shared.lanes);
+    }
+
+    /// Takes a block out of what waits.
+    pub(super) fn take_waiting(&mut self, lane: u16, tier: u8, name: u64) -> Option<WaitingBlock> {
+        let state = &mut self.lanes.states[lane as usize];
+        let waiting = state.waiting.as_deref_mut()?;
+        let before = waiting.counts();
+        let block = waiting.take(tier, name);
+        self.waiting.change(before, waiting.counts());
+        if waiting.is_empty() {
+            state.waiting = None;
+        }
+        block
     }
 
     /// What `lane` calls the blocks of a prompt, if it holds them all.
@@ -121,7 +145,7 @@ impl Writer {
             chunks: self.chunks.used() as u64,
             names: self.columns.len() as u64,
             lanes: self.lanes.in_use() as u64,
-            dropped_orphans: self.dropped_waiting,
+            dropped_orphans: self.waiting.dropped,
             dropped_twins: self.dropped_twins,
             ..IndexStats::default()
         };

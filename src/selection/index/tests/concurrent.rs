@@ -219,3 +219,41 @@ fn slots_and_ranks_of_lanes_are_read_whole() {
         assert_eq!((index.rank_of(lane), index.slot_of(lane)), (Some(rank(worker.into())), Some(worker)));
     }
 }
+
+#[test]
+fn an_export_beside_a_writer_has_all_that_stays() {
+    let index = PrefixIndex::new();
+    let (prompt, branch) = (Prompt::new(6, LENGTH), Prompt::new(7, LENGTH));
+    prompt.store(&index, rank(1), 0, Tier::Device, 0, LENGTH);
+    prompt.store(&index, rank(1), 0, Tier::Disk, 0, 100);
+    let exports = lookups() / 30;
+    let made = std::sync::atomic::AtomicU64::new(0);
+    beside_a_writer(
+        &index,
+        |rng| {
+            let (worker, scheme) = (rng.u64(100..110), rng.u64(..2));
+            let prompt = if rng.bool() { &prompt } else { &branch };
+            let to = rng.usize(1..=LENGTH);
+            match rng.u8(..5) {
+                0..3 => prompt.store(&index, rank(worker), scheme, Tier::Device, 0, to),
+                3 => prompt.remove(&index, rank(worker), scheme, rng.usize(..to), to),
+                _ => {
+                    index.clear(rank(worker));
+                    index.sweep(20);
+                }
+            }
+        },
+        |_, _| {
+            if made.fetch_add(1, Ordering::Relaxed) > exports {
+                return;
+            }
+            let mut names: [std::collections::HashSet<u64>; 4] = Default::default();
+            index.export(&mut |run| {
+                if run.rank == rank(1) {
+                    names[run.tier as usize].extend(run.blocks.iter().map(|block| block.name));
+                }
+            });
+            assert_eq!(names.map(|names| names.len()), [LENGTH, 0, 100, 0]);
+        },
+    );
+}
