@@ -11,6 +11,7 @@ use hashbrown::HashMap;
 
 use super::{
     Slot,
+    bookings::NONE,
     owners::{FEW, Owners},
     slab::Slab,
 };
@@ -35,7 +36,7 @@ pub(super) enum Change {
 
 #[derive(Debug)]
 struct Run {
-    blocks: Vec<u64>,
+    blocks: Box<[u64]>,
     parent: u32,
     children: u32,
     /// XOR of the ids of the children: the only child's id when there is one.
@@ -136,8 +137,8 @@ impl Forest {
             match run_ref.owners.add(slot) {
                 None => changed(Change::Held(matched as u32)),
                 Some(before) => {
-                    if let (1, Some(booking)) = (before.bookings, before.weighted) {
-                        changed(Change::Ceases { booking, start, end });
+                    if before.bookings == 1 && before.weighted != NONE {
+                        changed(Change::Ceases { booking: before.weighted, start, end });
                     }
                 }
             }
@@ -156,8 +157,8 @@ impl Forest {
             let start = end - blocks;
             run_ref.bookings -= 1;
             let owner = run_ref.owners.get_mut(slot).expect("a live booking owns every run of its prompt");
-            if owner.weighted == Some(booking) {
-                owner.weighted = None;
+            if owner.weighted == booking {
+                owner.weighted = NONE;
                 if owner.bookings == 1 {
                     changed(Change::Ceases { booking, start, end });
                 }
@@ -168,7 +169,7 @@ impl Forest {
                     run_ref.owners.remove(slot);
                     changed(Change::Left(blocks));
                 }
-                (1, Some(other)) => changed(Change::Applies { booking: other, start, end }),
+                (1, other) if other != NONE => changed(Change::Applies { booking: other, start, end }),
                 _ => {}
             }
             if run_ref.bookings == 0 {
@@ -198,7 +199,7 @@ impl Forest {
                 break;
             }
             let start = end - run_ref.blocks.len() as u32;
-            if owner.weighted.replace(booking) == Some(booking) {
+            if std::mem::replace(&mut owner.weighted, booking) == booking {
                 changed(Change::Ceases { booking, start, end });
             }
             (run, end) = (run_ref.parent, start);
@@ -210,7 +211,7 @@ impl Forest {
     fn append(&mut self, slot: Slot, mut parent: u32, blocks: &[u64]) -> u32 {
         for piece in blocks.chunks(MAX_RUN) {
             let run = self.runs.insert(Run {
-                blocks: piece.to_vec(),
+                blocks: piece.into(),
                 parent,
                 children: 0,
                 child_ids: 0,
@@ -227,11 +228,10 @@ impl Forest {
     /// Cuts the first `at` blocks off `run` into a new run above it, whose id is returned.
     fn split(&mut self, run: u32, at: usize) -> u32 {
         let lower = &mut self.runs[run];
-        let rest = lower.blocks[at..].to_vec();
-        let mut upper_blocks = std::mem::replace(&mut lower.blocks, rest);
-        upper_blocks.truncate(at);
-        upper_blocks.shrink_to_fit();
-        let (parent, first, rest_first) = (lower.parent, upper_blocks[0], lower.blocks[0]);
+        let (upper_blocks, rest) = lower.blocks.split_at(at);
+        let (upper_blocks, rest): (Box<[u64]>, Box<[u64]>) = (upper_blocks.into(), rest.into());
+        let (parent, first, rest_first) = (lower.parent, upper_blocks[0], rest[0]);
+        lower.blocks = rest;
         let (bookings, owners) = (lower.bookings, lower.owners.clone());
         let upper =
             self.runs.insert(Run { blocks: upper_blocks, parent, children: 1, child_ids: run, bookings, owners });
@@ -256,13 +256,11 @@ impl Forest {
         {
             return;
         }
-        let mut upper = self.runs.remove(run).expect("the run was just read");
+        let upper = self.runs.remove(run).expect("the run was just read");
         let lower = &mut self.runs[child];
         self.heads.remove(&(run, lower.blocks[0]));
         self.heads.insert((upper.parent, upper.blocks[0]), child);
-        upper.blocks.reserve_exact(lower.blocks.len());
-        upper.blocks.append(&mut lower.blocks);
-        lower.blocks = upper.blocks;
+        lower.blocks = [&*upper.blocks, &*lower.blocks].concat().into();
         lower.parent = upper.parent;
         if upper.parent != ROOT {
             self.runs[upper.parent].child_ids ^= run ^ child;
@@ -309,7 +307,7 @@ impl Forest {
             run.owners.for_each(|slot| {
                 assert!(run.parent == ROOT || self.runs[run.parent].owners.contains(slot));
             });
-            bytes += run.blocks.capacity() * 8;
+            bytes += run.blocks.len() * 8;
         }
         bytes
     }

@@ -2,7 +2,7 @@
 
 use hashbrown::HashMap;
 
-use super::Slot;
+use super::{Slot, bookings::NONE};
 
 /// Distinct slots above which a set is kept as a map with a bit set; below half of it, as a sorted list again. Tests meet
 /// the edge with few ranks.
@@ -14,14 +14,16 @@ pub(in crate::selection) struct Owner {
     pub(super) slot: Slot,
     /// Live bookings of the slot that pass through the run.
     pub(super) bookings: u32,
-    /// The one booking among them that gave these blocks weights. There is at most one: weights are set by a sole owner,
+    /// The one booking among them that gave these blocks weights, or [`NONE`]. There is at most one: weights are set by a sole owner,
     /// and whoever joins later counts fully.
-    pub(super) weighted: Option<u32>,
+    pub(super) weighted: u32,
 }
 
 /// The owners of a run, at least one in use.
 #[derive(Clone, Debug)]
 pub(in crate::selection) enum Owners {
+    /// Most runs.
+    One(Owner),
     /// Sorted by slot.
     Few(Vec<Owner>),
     /// Any number, with a bit a slot for membership.
@@ -36,12 +38,13 @@ pub(in crate::selection) struct ManyOwners {
 
 impl Owners {
     pub(super) fn one(slot: Slot) -> Self {
-        Self::Few(vec![Owner { slot, bookings: 1, weighted: None }])
+        Self::One(Owner { slot, bookings: 1, weighted: NONE })
     }
 
     /// Number of distinct slots.
     pub(in crate::selection) fn len(&self) -> usize {
         match self {
+            Self::One(_) => 1,
             Self::Few(list) => list.len(),
             Self::Many(many) => many.by_slot.len(),
         }
@@ -50,6 +53,7 @@ impl Owners {
     #[inline]
     pub(in crate::selection) fn contains(&self, slot: Slot) -> bool {
         match self {
+            Self::One(owner) => owner.slot == slot,
             Self::Few(list) => list.binary_search_by_key(&slot, |owner| owner.slot).is_ok(),
             Self::Many(many) => many.bits.get(slot as usize / 64).is_some_and(|word| word >> (slot % 64) & 1 == 1),
         }
@@ -57,6 +61,7 @@ impl Owners {
 
     pub(super) fn get_mut(&mut self, slot: Slot) -> Option<&mut Owner> {
         match self {
+            Self::One(owner) => (owner.slot == slot).then_some(owner),
             Self::Few(list) => {
                 let at = list.binary_search_by_key(&slot, |owner| owner.slot).ok()?;
                 Some(&mut list[at])
@@ -72,8 +77,12 @@ impl Owners {
             owner.bookings += 1;
             return Some(before);
         }
-        let owner = Owner { slot, bookings: 1, weighted: None };
+        let owner = Owner { slot, bookings: 1, weighted: NONE };
         match self {
+            Self::One(first) => {
+                let first = *first;
+                *self = Self::Few(if first.slot < slot { vec![first, owner] } else { vec![owner, first] });
+            }
             Self::Few(list) if list.len() < FEW => {
                 let at = list.partition_point(|other| other.slot < slot);
                 list.insert(at, owner);
@@ -89,12 +98,14 @@ impl Owners {
         None
     }
 
-    /// Takes the slot out.
+    /// Takes a slot out. The last one stays: its run goes with it.
     pub(super) fn remove(&mut self, slot: Slot) {
         match self {
+            Self::One(_) => {}
             Self::Few(list) => {
-                if let Ok(at) = list.binary_search_by_key(&slot, |owner| owner.slot) {
-                    list.remove(at);
+                list.retain(|owner| owner.slot != slot);
+                if let [last] = list.as_slice() {
+                    *self = Self::One(*last);
                 }
             }
             Self::Many(many) => {
@@ -113,6 +124,7 @@ impl Owners {
     /// Slots in ascending order.
     pub(in crate::selection) fn for_each(&self, mut visit: impl FnMut(Slot)) {
         match self {
+            Self::One(owner) => visit(owner.slot),
             Self::Few(list) => list.iter().for_each(|owner| visit(owner.slot)),
             Self::Many(many) => {
                 for (at, &word) in many.bits.iter().enumerate() {

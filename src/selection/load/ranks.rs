@@ -51,8 +51,8 @@ impl Rank {
         match change {
             Change::Held(blocks) => self.prompt_blocks += u64::from(blocks),
             Change::Left(blocks) => self.prompt_blocks -= u64::from(blocks),
-            Change::Applies { booking, start, end } => self.missing += bookings[booking].missing.sum(start, end),
-            Change::Ceases { booking, start, end } => self.missing -= bookings[booking].missing.sum(start, end),
+            Change::Applies { booking, start, end } => self.missing += bookings[booking].missing(start, end),
+            Change::Ceases { booking, start, end } => self.missing -= bookings[booking].missing(start, end),
         }
     }
 

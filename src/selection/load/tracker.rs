@@ -166,9 +166,7 @@ impl LoadTracker {
         bookings[key].last_run = last_run;
         rank.admitted.push(bookings, key);
         rank.requests += 1;
-        if booking.prefill_tokens > 0 {
-            rank.prefills.push(bookings, key, booking.prefill_tokens, booking.prefill_duration, now);
-        }
+        rank.prefills.push(bookings, key, booking.prefill_tokens, booking.prefill_duration, now);
         self.changed(slot, now);
         (true, expired)
     }
@@ -201,23 +199,23 @@ impl LoadTracker {
         let slot = self.bookings[key].slot;
         let (rank, bookings) = (&mut self.ranks[slot], &mut self.bookings);
         let entry = &mut bookings[key];
-        let before = entry.output_weight;
-        entry.outputs += 1;
+        let (len, last_run, before) = (entry.blocks, entry.last_run, entry.output_weight());
+        let rare = entry.rare();
+        rare.outputs += 1;
         match decay_fraction.map(weight::of_fraction) {
-            None => entry.output_weight += weight::ONE,
+            None => rare.output_weight += weight::ONE,
             Some(weight) => {
-                entry.output_weight = weight * u128::from(entry.outputs);
-                if let Some(last) = entry.last_run {
-                    let len = entry.blocks;
-                    let start = self.forest.weigh_tail(slot, key, last, len, |change| rank.apply(bookings, change));
-                    if start < len {
-                        bookings[key].missing.set_from(start, weight::ONE - weight);
-                        rank.apply(bookings, Change::Applies { booking: key, start, end: len });
-                    }
+                rare.output_weight = weight * u128::from(rare.outputs);
+                let start = last_run.map_or(len, |last| {
+                    self.forest.weigh_tail(slot, key, last, len, |change| rank.apply(bookings, change))
+                });
+                if start < len {
+                    bookings[key].rare().missing.set_from(start, weight::ONE - weight);
+                    rank.apply(bookings, Change::Applies { booking: key, start, end: len });
                 }
             }
         }
-        rank.outputs = rank.outputs - before + bookings[key].output_weight;
+        rank.outputs = rank.outputs - before + bookings[key].output_weight();
         self.changed(slot, now);
         true
     }
@@ -392,7 +390,7 @@ impl LoadTracker {
             self.forest.free(slot, key, last, entry.blocks, |change| rank.apply(bookings, change));
         }
         let entry = bookings.remove(key).expect("the booking was just read");
-        rank.outputs -= entry.output_weight;
+        rank.outputs -= entry.output_weight();
         rank.requests -= 1;
         self.ids.remove(&entry.id);
         if self.ids.capacity() > 64 && self.ids.capacity() / 8 > self.ids.len() {

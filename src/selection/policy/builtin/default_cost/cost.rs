@@ -151,7 +151,7 @@ impl Formula {
 
     pub(super) fn terms(&self, inputs: &Inputs) -> Terms {
         let own = &self.weights.parameters;
-        let (credit, cached_tokens) = if self.reads_cache() {
+        let (credit, cached_tokens) = if self.reads_cache() && inputs.cached != TierBlocks::default() {
             (self.credit(self.decay(&inputs.load), inputs.cached), self.cached_tokens(inputs.cached))
         } else {
             (0.0, 0)

@@ -17,9 +17,9 @@ use crate::selection::{
 const SMALL: usize = if cfg!(test) { 3 } else { 32 };
 
 /// Buckets of more ranks than this are sampled instead of priced.
-const LARGE: usize = if cfg!(test) { 5 } else { 64 };
+const LARGE: usize = if cfg!(test) { 3 } else { 8 };
 
-/// Samples taken of a large bucket before other means are tried.
+/// Most samples taken of a large bucket before other means are tried.
 const SAMPLES: usize = if cfg!(test) { 4 } else { 32 };
 
 /// Bound on the relative rounding error of a cost: some ten operations of half a unit in the last place each.
@@ -254,7 +254,7 @@ impl<'a> Search<'a> {
                 self.pools.push(slots);
                 return;
             }
-            for _ in 0..SAMPLES {
+            for _ in 0..SAMPLES.min(slots.len() / 2) {
                 let slot = slots[self.rng.usize(0..slots.len())];
                 if self.cost_of_unpriced(slot) == Some(least) {
                     self.best = least;
@@ -320,6 +320,7 @@ impl<'a> Search<'a> {
 
     #[cfg(test)]
     fn trace_pools(&mut self) {
+        let looked_at = self.trace.looked_at;
         if self.ties == 0 {
             self.trace.tied.clear();
         }
@@ -328,6 +329,7 @@ impl<'a> Search<'a> {
                 self.trace.tied.insert(slot);
             }
         }
+        self.trace.looked_at = looked_at;
     }
 
     /// Counts the work, in tests.
