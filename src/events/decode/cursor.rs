@@ -180,6 +180,42 @@ impl<'a> Cursor<'a> {
         Ok(tail.iter().fold(0, |value, byte| value << 8 | u64::from(*byte)))
     }
 
+    /// `len` hashes, appended to `out`. After an error the reader stands at the value that is none.
+    pub fn hashes(&mut self, len: usize, out: &mut Vec<u64>) -> Result<(), Miss> {
+        out.reserve(len);
+        for _ in 0..len {
+            match self.data.get(self.pos..) {
+                Some(&[0xcf, a, b, c, d, e, f, g, h, ..]) => {
+                    self.pos += 9;
+                    out.push(u64::from_be_bytes([a, b, c, d, e, f, g, h]));
+                }
+                _ => out.push(self.hash()?),
+            }
+        }
+        Ok(())
+    }
+
+    /// `len` tokens, appended to `out`. After an error the reader stands at the value that is none.
+    pub fn tokens(&mut self, len: usize, out: &mut Vec<u32>) -> Result<(), Miss> {
+        // Most of a batch is tokens, so their common forms are read here; the caller knows that `len` bytes are there.
+        let start = out.len();
+        out.resize(start + len, 0);
+        for token in &mut out[start..] {
+            let (value, size) = match self.data.get(self.pos..) {
+                Some(&[0xcd, a, b, ..]) => (u32::from(u16::from_be_bytes([a, b])), 3),
+                Some(&[0xce, a, b, c, d, ..]) => (u32::from_be_bytes([a, b, c, d]), 5),
+                Some(&[small @ 0..=0x7f, ..]) => (u32::from(small), 1),
+                _ => {
+                    *token = self.unsigned32()?;
+                    continue;
+                }
+            };
+            *token = value;
+            self.pos += size;
+        }
+        Ok(())
+    }
+
     /// A text. Its UTF-8 is not checked here.
     pub fn text(&mut self) -> Result<Text, Miss> {
         self.blob(Kind::Text)

@@ -57,21 +57,22 @@ pub(super) enum Field {
 impl Field {
     /// The field of a map key. `lora_id` is no key on purpose: only arrays have it checked.
     pub fn of_key(key: &[u8]) -> Option<Self> {
-        Some(match key {
-            b"block_hashes" => Self::BlockHashes,
-            b"parent_block_hash" => Self::ParentBlockHash,
-            b"token_ids" => Self::TokenIds,
-            b"block_size" => Self::BlockSize,
-            b"medium" => Self::Medium,
-            b"lora_name" => Self::LoraName,
-            b"extra_keys" => Self::ExtraKeys,
-            b"group_idx" => Self::GroupIdx,
-            b"kv_cache_spec_kind" => Self::SpecKind,
-            b"locality" => Self::Locality,
-            b"ownership" => Self::Ownership,
-            b"cache_salt" => Self::CacheSalt,
-            b"metadata" => Self::Metadata,
-            b"block_mm_infos" => Self::MmInfos,
+        // By length first: comparisons of a fixed length are a load or two.
+        Some(match (key.len(), key) {
+            (6, b"medium") => Self::Medium,
+            (8, b"locality") => Self::Locality,
+            (8, b"metadata") => Self::Metadata,
+            (9, b"token_ids") => Self::TokenIds,
+            (9, b"lora_name") => Self::LoraName,
+            (9, b"group_idx") => Self::GroupIdx,
+            (9, b"ownership") => Self::Ownership,
+            (10, b"block_size") => Self::BlockSize,
+            (10, b"extra_keys") => Self::ExtraKeys,
+            (10, b"cache_salt") => Self::CacheSalt,
+            (12, b"block_hashes") => Self::BlockHashes,
+            (14, b"block_mm_infos") => Self::MmInfos,
+            (17, b"parent_block_hash") => Self::ParentBlockHash,
+            (18, b"kv_cache_spec_kind") => Self::SpecKind,
             _ => return None,
         })
     }
@@ -191,10 +192,7 @@ impl Batch {
                     fields.too_many = true;
                     return Err(Miss::Type);
                 }
-                self.hashes.reserve(len);
-                for _ in 0..len {
-                    self.hashes.push(cursor.hash()?);
-                }
+                cursor.hashes(len, &mut self.hashes)?;
                 fields.hashes = Some(Span::new(start, self.hashes.len()));
             }
             Field::TokenIds => self.read_tokens(cursor, fields)?,
@@ -253,11 +251,11 @@ impl Batch {
             fields.too_many = true;
             return Err(Miss::Type);
         }
-        self.tokens.reserve(len + 1);
         let first = if len > 0 { cursor.kind()? } else { Kind::Int };
         match first {
             Kind::Array => {
                 let mut look_ahead = 0;
+                self.tokens.reserve(len + 1);
                 for _ in 0..len {
                     if cursor.array()? != 2 {
                         return Err(Miss::Type);
@@ -273,14 +271,9 @@ impl Batch {
                 return Err(Miss::Type);
             }
             _ => {
-                for _ in 0..len {
-                    match cursor.unsigned32() {
-                        Ok(token) => self.tokens.push(token),
-                        Err(miss) => {
-                            fields.text_tokens = miss == Miss::Type && cursor.kind()? == Kind::Text;
-                            return Err(miss);
-                        }
-                    }
+                if let Err(miss) = cursor.tokens(len, &mut self.tokens) {
+                    fields.text_tokens = miss == Miss::Type && cursor.kind()? == Kind::Text;
+                    return Err(miss);
                 }
             }
         }
