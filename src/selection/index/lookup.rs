@@ -154,8 +154,22 @@ fn retain(alive: &mut LaneSet, set: SetRef<'_>, pool: &mut Pool) -> Option<LaneS
         }
         (LaneSet::Bits(words), SetRef::Many(SetData::Bits(others))) => {
             let other = |k: usize| others.get(k).copied().unwrap_or(0);
-            if words.iter().enumerate().all(|(k, word)| word & !other(k) == 0) {
+            let gone: usize = words.iter().enumerate().map(|(k, word)| (word & !other(k)).count_ones() as usize).sum();
+            if gone == 0 {
                 return None;
+            }
+            // Whichever is shorter.
+            if gone * 4 < words.len() * 8 {
+                let mut dropped = pool.list();
+                for (k, word) in words.iter_mut().enumerate() {
+                    let mut left = *word & !other(k);
+                    *word &= other(k);
+                    while left != 0 {
+                        dropped.push((k * 64) as u16 + left.trailing_zeros() as u16);
+                        left &= left - 1;
+                    }
+                }
+                return Some(LaneSet::List(dropped));
             }
             let mut dropped = pool.bits();
             for (k, word) in words.iter_mut().enumerate() {
