@@ -72,7 +72,7 @@ impl Expiry {
             due.remove();
         }
         let (rank, seqs) = blocks?;
-        let deadlines = self.deadlines.get_mut(&rank)?;
+        let Some(deadlines) = self.deadlines.get_mut(&rank) else { return Some((rank, Vec::new())) };
         let mut gone = Vec::new();
         let mut later: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
         for &seq in &seqs {
