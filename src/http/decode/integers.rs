@@ -3,8 +3,8 @@
 //! Invariant: `Some` only where `serde_json` reads the same values and ends at the same place. Whatever is unusual
 //! (a float, an exponent, a leading zero, a value out of range, a syntax error) is `None`, and the library decides.
 //!
-//! Blocks of 64 bytes are classified at once (plain loops over bytes that compilers turn into vector code); numbers are
-//! then cut out by the digit mask and converted eight digits at a time.
+//! Blocks of 64 bytes are classified eight bytes at a time into a mask of digits; numbers are cut out by it and
+//! converted eight digits at a time.
 
 /// An integer type of a request.
 pub(crate) trait Integer: Copy {
@@ -102,9 +102,12 @@ fn parse_one<T: Integer>(text: &[u8], at: usize) -> Option<(T, usize)> {
 #[inline]
 fn parse_blocks<T: Integer>(text: &[u8], mut at: usize, values: &mut Vec<T>) -> Option<usize> {
     while let Some(block) = text.get(at..).and_then(|rest| rest.first_chunk::<BLOCK>()) {
-        let Some(digits) = digit_mask::<T>(block) else { break };
+        let digits = mask_of(block, digits_of);
         let mut starts = digits & !(digits << 1);
         let mut ends = !digits & (digits << 1);
+        if ends == 0 || !usual_between::<T>(block, digits, starts, ends) {
+            break;
+        }
         let mut next = 0;
         while ends != 0 {
             let (start, end) = (starts.trailing_zeros() as usize, ends.trailing_zeros() as usize);
@@ -129,38 +132,53 @@ fn parse_blocks<T: Integer>(text: &[u8], mut at: usize, values: &mut Vec<T>) -> 
     Some(skip_space(text, at))
 }
 
-/// A bit for each digit, when the block holds nothing but digits, white space, commas after digits, and minus signs
-/// before digits.
+/// Whether what stands between numbers, up to the last end, is white space and minus signs right before digits alone.
+/// The bytes at the ends are the caller's to check.
 #[inline(always)]
-fn digit_mask<T: Integer>(block: &[u8; BLOCK]) -> Option<u64> {
-    let mut digit = [0u8; BLOCK];
-    for (flag, byte) in digit.iter_mut().zip(block) {
-        *flag = u8::from(byte.wrapping_sub(b'0') < 10);
+fn usual_between<T: Integer>(block: &[u8; BLOCK], digits: u64, starts: u64, ends: u64) -> bool {
+    let last_end = BLOCK as u32 - 1 - ends.leading_zeros();
+    let between = !digits & !ends & ((1 << last_end) - 1);
+    if between == 0 {
+        return true;
     }
-    let mut unusual = u8::from(block[0] == b',');
-    for index in 0..BLOCK {
-        let byte = block[index];
-        let space =
-            u8::from(byte == b' ') | u8::from(byte == b'\n') | u8::from(byte == b'\r') | u8::from(byte == b'\t');
-        let sign = if T::SIGNED { u8::from(byte == b'-') } else { 0 };
-        unusual |= 1 ^ (digit[index] | u8::from(byte == b',') | space | sign);
-    }
-    for index in 1..BLOCK {
-        unusual |= u8::from(block[index] == b',') & (1 ^ digit[index - 1]);
-        if T::SIGNED {
-            unusual |= u8::from(block[index - 1] == b'-') & (1 ^ digit[index]);
-        }
-    }
-    if unusual != 0 {
-        return None;
-    }
+    let minus = if T::SIGNED { mask_of(block, |word| equal_to(word, b'-')) } else { 0 };
+    let rest = between & !minus;
+    let space = |byte| mask_of(block, |word| equal_to(word, byte));
+    between & minus & !(starts >> 1) == 0
+        && (rest == 0
+            || rest & !space(b' ') == 0
+            || rest & !(space(b' ') | space(b'\n') | space(b'\r') | space(b'\t')) == 0)
+}
+
+/// A bit a byte of the block, where `test` leaves the highest bit of the byte set.
+#[inline(always)]
+fn mask_of(block: &[u8; BLOCK], test: impl Fn(u64) -> u64) -> u64 {
     let mut mask = 0;
-    for (index, flags) in digit.chunks_exact(8).enumerate() {
-        let flags = u64::from_le_bytes(flags.try_into().ok()?);
-        // Gathers the lowest bit of each byte into the highest byte.
-        mask |= (flags.wrapping_mul(0x0102_0408_1020_4080) >> 56) << (8 * index);
+    for (index, bytes) in block.as_chunks::<8>().0.iter().enumerate() {
+        // Gathers the highest bit of each byte into the highest byte.
+        let flags = (test(u64::from_le_bytes(*bytes)) >> 7).wrapping_mul(0x0102_0408_1020_4080) >> 56;
+        mask |= flags << (8 * index);
     }
-    Some(mask)
+    mask
+}
+
+const HIGH_BITS: u64 = 0x8080_8080_8080_8080;
+const ALL_ONES: u64 = 0x0101_0101_0101_0101;
+
+/// The highest bit of each byte that is a digit.
+#[inline(always)]
+fn digits_of(word: u64) -> u64 {
+    let low = word & !HIGH_BITS;
+    let from_zero = low + ALL_ONES * u64::from(0x80 - b'0');
+    let beyond_nine = low + ALL_ONES * u64::from(0x80 - b'9' - 1);
+    from_zero & !beyond_nine & !word & HIGH_BITS
+}
+
+/// The highest bit of each byte that is `byte`.
+#[inline(always)]
+fn equal_to(word: u64, byte: u8) -> u64 {
+    let difference = word ^ (ALL_ONES * u64::from(byte));
+    !(((difference & !HIGH_BITS) + !HIGH_BITS) | difference) & HIGH_BITS
 }
 
 /// The value of the last `len` bytes of `window`, all digits.
