@@ -14,7 +14,7 @@ static ALLOCATOR: allocator::Counting = allocator::Counting;
 
 /// Blocks `from..to` of sequence `k`, named and filled by number.
 fn blocks(k: u64, from: u64, to: u64) -> Vec<StoredBlock> {
-    (from..to).map(|o| StoredBlock { name: k << 20 | o + 1, local: k << 32 | o + 1 }).collect()
+    (from..to).map(|o| StoredBlock { name: (k << 20) | (o + 1), local: (k << 32) | (o + 1) }).collect()
 }
 
 /// Frees what waits for readers to leave; there are none.
@@ -33,7 +33,7 @@ fn memory_is_bounded_by_what_is_held() {
     // Held by one rank each: at most 32 bytes a block.
     for k in 0..800 {
         for from in (0..256).step_by(64) {
-            let parent = (from > 0).then(|| k << 20 | from);
+            let parent = (from > 0).then_some((k << 20) | from);
             index.store(rank(k % 8), Tier::Device, parent, &blocks(k, from, from + 64));
         }
     }

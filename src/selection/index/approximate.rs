@@ -238,7 +238,7 @@ mod tests {
             for step in 0..400 {
                 now += rng.u64(..120);
                 let (rank, length) = (if rng.bool() { A } else { B }, rng.usize(1..30));
-                let locals: Vec<u64> = (0..length).map(|k| rng.u64(..2) << 8 | k as u64 + 1).collect();
+                let locals: Vec<u64> = (0..length).map(|k| (rng.u64(..2) << 8) | (k as u64 + 1)).collect();
                 if rng.bool() {
                     let seqs = seqs_of(&locals);
                     index.record(rank, &locals, &seqs, ms(now));
