@@ -37,8 +37,9 @@ class Server:
         command = ([options.pointsman, "selector"] if name == "ours"
                    else [options.reference, "-m", "dynamo.select_service"])
         env = {k: v for k, v in os.environ.items() if not k.startswith(("DYN_", "POINTSMAN_"))}
-        # Neither writes a line for each selection, so that logs are not what is compared.
-        env |= {"DYN_ROUTER_USE_KV_EVENTS": str(events).lower(), "DYN_LOG": "warn"}
+        env |= {"DYN_ROUTER_USE_KV_EVENTS": str(events).lower()}
+        if options.quiet_logs:
+            env |= {"DYN_LOG": "warn"}
         self.log = open(folder / f"{name}.log", "ab")
         self.process = subprocess.Popen(command + ["--port", str(self.port)], env=env, stdout=self.log,
                                         stderr=self.log)
@@ -83,34 +84,32 @@ def load(options, server, *arguments):
     return answer
 
 
-def http(options, folder, rows):
+def http(options, folder, rows, events):
+    mode = "events on" if events else "events off"
+    # Nobody listens there: workers of a server that follows events must name an endpoint.
+    extra = ["--kv-events-base-port", "19000"] if events else []
     for title, prompt in (("128 hashes", ["--prompt", "hashes", "--blocks", "128"]),
                           ("8,000 tokens", ["--prompt", "tokens", "--blocks", "500"])):
-        for cycle in ("reserve", "select"):
+        def measure(*arguments):
             seen = {"ours": [], "reference": []}
             for _ in range(options.rounds):
                 for name in seen:
-                    with Server(options, name, False, folder) as server:
-                        seen[name].append(load(options, server, "--cycle", cycle, *prompt))
-            verb = "select_and_reserve" if cycle == "reserve" else "select"
-            what = "reserve, prefill_complete, delete" if cycle == "reserve" else "select"
-            median = lambda name, value: statistics.median(value(r) for r in seen[name])
-            pair = lambda value: (median("ours", value), median("reference", value))
-            rows.append((f"server CPU a cycle ({what}), {title}, 8 connections", "us",
-                         *pair(lambda r: r["server_cpu_us_per_cycle"])))
-            rows.append((f"cycles a second ({what}), {title}, 8 connections", "1/s",
-                         *pair(lambda r: r["cycles_per_second"])))
-            rows.append((f"{verb} p50, {title}, 8 connections", "us", *pair(lambda r: r["latency_us"][verb]["p50"])))
-            if cycle == "select":
-                continue
-            rate = max(1, int(median("reference", lambda r: r["cycles_per_second"]) / 2))
-            opened = {"ours": [], "reference": []}
-            for _ in range(options.rounds):
-                for name in opened:
-                    with Server(options, name, False, folder) as server:
-                        opened[name].append(load(options, server, "--cycle", cycle, "--rate", str(rate), *prompt))
-            rows.append((f"{verb} p99 at {rate} cycles/s (half of what the reference can), {title}", "us",
-                         *(statistics.median(r["latency_us"][verb]["p99"] for r in opened[n]) for n in opened)))
+                    with Server(options, name, events, folder) as server:
+                        seen[name].append(load(options, server, *prompt, *extra, *arguments))
+            return lambda value: tuple(statistics.median(value(r) for r in seen[name]) for name in seen)
+
+        pair = measure("--cycle", "reserve")
+        cycles = pair(lambda r: r["cycles_per_second"])
+        reserve = lambda r: r["latency_us"]["select_and_reserve"]
+        rows.append((f"server CPU a cycle, {title}, {mode}", "us", *pair(lambda r: r["server_cpu_us_per_cycle"])))
+        rows.append((f"cycles a second, {title}, {mode}", "1/s", *cycles))
+        rows.append((f"select_and_reserve p50, closed loop, {title}, {mode}", "us", *pair(lambda r: reserve(r)["p50"])))
+        rate = max(1, int(cycles[1] / 2))
+        pair = measure("--cycle", "reserve", "--rate", str(rate))
+        rows.append((f"select_and_reserve p99 at {rate} cycles/s, {title}, {mode}", "us",
+                     *pair(lambda r: reserve(r)["p99"])))
+        pair = measure("--cycle", "select")
+        rows.append((f"server CPU a select, {title}, {mode}", "us", *pair(lambda r: r["server_cpu_us_per_cycle"])))
 
 
 def batches(worker, blocks, size, per_batch):
@@ -182,6 +181,8 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="one short round of everything")
+    parser.add_argument("--quiet-logs", action="store_true",
+                        help="start both with DYN_LOG=warn: the reference writes a line a selection by default")
     parser.add_argument("--only", choices=["http", "events"])
     options = parser.parse_args()
     if options.quick:
@@ -189,7 +190,8 @@ def main():
     rows = []
     with tempfile.TemporaryDirectory(prefix="pointsman-compare-") as folder:
         if options.only != "events":
-            http(options, pathlib.Path(folder), rows)
+            http(options, pathlib.Path(folder), rows, events=False)
+            http(options, pathlib.Path(folder), rows, events=True)
         if options.only != "http":
             scale = 4 if options.quick else 1
             events(options, pathlib.Path(folder), rows, 64, 1_048_576 // scale)
