@@ -212,7 +212,10 @@ impl PrefixIndex {
     fn write<R>(&self, f: impl FnOnce(&mut Writer, Context<'_>) -> R) -> R {
         let mut writer = self.writer.lock();
         let guard = crossbeam_epoch::pin();
-        f(&mut writer, Context { shared: &self.shared, guard: &guard })
+        let outcome = f(&mut writer, Context { shared: &self.shared, guard: &guard });
+        drop(writer);
+        sync::collect(&guard);
+        outcome
     }
 
     /// Makes sure `rank` has a lane and binds `slot` to it. `false` when the index holds 65,000 ranks already.

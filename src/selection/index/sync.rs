@@ -34,12 +34,33 @@ impl Spin {
     }
 }
 
+/// What is deferred between two collections. One collection frees up to eight bags of 64, so that more is freed than
+/// deferred.
+const COLLECT_EVERY: usize = 256;
+
+thread_local! {
+    /// Deferred by this thread and not yet followed by a collection.
+    static DEFERRED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
+/// Frees what readers have left, in step with what is deferred: by itself the epoch collects once in 128 pins, which a
+/// stream of changes outruns.
+pub(super) fn collect(guard: &Guard) {
+    DEFERRED.with(|deferred| {
+        while deferred.get() >= COLLECT_EVERY {
+            guard.flush();
+            deferred.set(deferred.get() - COLLECT_EVERY);
+        }
+    });
+}
+
 /// Runs `free` when every guard that is there now is gone.
 ///
 /// # Safety
 /// Nobody who pins from now on can reach what `free` frees, and nothing else frees it.
 #[cfg(not(loom))]
 pub(super) unsafe fn defer(guard: &Guard, free: impl FnOnce()) {
+    DEFERRED.with(|deferred| deferred.set(deferred.get() + 1));
     // SAFETY: the caller's promise is what the epoch asks for; `free` owns what it needs, so that it may run on
     // another thread and later than the caller's borrows.
     unsafe { guard.defer_unchecked(free) };
