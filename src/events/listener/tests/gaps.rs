@@ -204,3 +204,52 @@ async fn what_our_own_queue_lost_comes_by_replay() {
     assert!(status.dropped["overflow"] > 0, "{status:?}");
     assert_eq!((status.unfilled_gaps, status.trust), (0, Trust::Full));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_first_replay_that_did_not_help_is_not_repeated_for_the_first_batch() {
+    let publisher = Publisher::bind();
+    let replay = Replay::bind(Ring { silent: true, ..Ring::default() });
+    let mut config = config();
+    config.replay.answer_timeout = Duration::from_secs(3);
+    let rig = Rig::with(&publisher.endpoint, Some(&replay.endpoint), config);
+    publisher.subscribed().await;
+    until("the request is there", || replay.ring.lock().requests.len() == 1).await;
+    publisher.send(3, &link(100, 100, 1));
+    rig.position(3).await;
+    assert_eq!(replay.ring.lock().starts(), [0]);
+    assert_eq!((rig.depth(100, 1), rig.status().gaps, rig.status().trust), (1, 1, Trust::Partial));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_lost_connection_leaves_open_is_filled_by_the_next() {
+    // With a gap after batch 0, and while the first request was unanswered.
+    for followed in [true, false] {
+        let batches = history(100, 7);
+        let publisher = Publisher::bind();
+        let replay = Replay::bind(Ring { silent: true, ..Ring::default() });
+        let mut config = config();
+        config.replay.answer_timeout = Duration::from_secs(20);
+        let rig = Rig::with(&publisher.endpoint, Some(&replay.endpoint), config);
+        publisher.subscribed().await;
+        if followed {
+            publisher.send(0, &batches[0].1);
+            rig.position(0).await;
+        }
+        publisher.send(5, &batches[5].1);
+        let start = u64::from(followed);
+        until("it is asked for", || replay.ring.lock().starts().last() == Some(&start)).await;
+        until("the live batch waits", || rig.status().lag == u64::from(!followed)).await;
+        let endpoint = publisher.kill();
+        until("the connection is gone", || rig.status().state == ListenerState::Connecting).await;
+        {
+            let mut ring = replay.ring.lock();
+            ring.silent = false;
+            ring.batches = batches;
+        }
+        let publisher = Publisher::bind_at(&endpoint);
+        rig.position(6).await;
+        let status = rig.status();
+        assert_eq!((rig.depth(100, 7), status.unfilled_gaps, status.trust), (7, 0, Trust::Full), "{followed}");
+        drop(publisher);
+    }
+}
