@@ -53,7 +53,8 @@ impl TestServer {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let shutdown = CancellationToken::new();
         let server = http::serve(service.clone(), config, listener, shutdown.clone()).unwrap();
-        let client = reqwest::Client::builder().no_proxy().timeout(10 * PATIENCE).build().unwrap();
+        let client =
+            reqwest::Client::builder().no_proxy().pool_max_idle_per_host(1).timeout(10 * PATIENCE).build().unwrap();
         Self { address: server.address(), service, shutdown, server, client }
     }
 
