@@ -180,10 +180,13 @@ impl Batch {
             Err(Miss::Fault(fault)) => return Err(fault),
             Err(Miss::Type) => 0,
         };
+        if left == 0 {
+            return Ok((None, fields));
+        }
         let tag = match cursor.text() {
             Ok(tag) => Tag::of(cursor.bytes(tag)),
-            Err(Miss::Fault(fault)) if left > 0 => return Err(fault),
-            Err(_) => {
+            Err(Miss::Fault(fault)) => return Err(fault),
+            Err(Miss::Type) => {
                 cursor.skip(left)?;
                 return Ok((None, fields));
             }

@@ -187,6 +187,9 @@ fn one_bad_event_costs_itself_only() {
     ] {
         assert_eq!(rejection(event.clone()), reject, "{event}");
     }
+    // An empty array takes nothing from what follows it.
+    let (batch, _) = decode(&json!([1.5, [[], "BlockRemoved", ["BlockRemoved", [7]]]]));
+    assert_eq!((batch.events().len(), batch.rejected(Reject::NotAnEvent)), (1, 2));
 }
 
 #[test]
