@@ -1,8 +1,9 @@
 //! Readers: who holds leading blocks of a prompt.
 //!
 //! A lookup walks the prompt chunk by chunk and intersects the sets of holders. Every chunk is read under its version;
-//! at the end all versions are compared once more, so that the answer is one state of the whole path. Invariant: what a
-//! walk dereferences was reached from pointers loaded under its guard.
+//! at the end all versions are compared once more, so that the answer is one state of the whole path; when that fails
+//! too often, the writer is stopped for one walk. Invariant: what a walk dereferences was reached from pointers loaded
+//! under its guard.
 
 use crossbeam_epoch::Guard;
 
@@ -15,7 +16,7 @@ use super::{
     sync::{AtomicU64, Ordering, Spin},
 };
 
-/// Walks until the path stood still during one. After that the answer is right chunk by chunk.
+/// Walks beside the writer until the path stood still during one. After that the writer waits for one walk.
 const ATTEMPTS: usize = 16;
 
 /// Holders of a chunk in one tier as a lookup saw them.
@@ -400,8 +401,14 @@ fn members(classes: &[MatchClass]) -> Vec<u64> {
     bits
 }
 
-/// Who holds leading blocks of the prompt.
-pub(super) fn lookup(shared: &Shared, locals: &[u64], seqs: &[u64], out: &mut Matches) {
+/// Who holds leading blocks of the prompt. What `stop_writer` returns keeps the writer away while it lives.
+pub(super) fn lookup<G>(
+    shared: &Shared,
+    locals: &[u64],
+    seqs: &[u64],
+    out: &mut Matches,
+    stop_writer: impl FnOnce() -> G,
+) {
     let guard = crossbeam_epoch::pin();
     let n = locals.len().min(seqs.len());
     let Matches { classes, scratch, recycled } = out;
@@ -419,10 +426,14 @@ pub(super) fn lookup(shared: &Shared, locals: &[u64], seqs: &[u64], out: &mut Ma
     };
     walk.restart();
     let mut length = walk.device();
-    for _ in 1..ATTEMPTS {
-        if walk.stood_still() {
-            break;
-        }
+    let mut attempts = 1;
+    while !walk.stood_still() && attempts < ATTEMPTS {
+        walk.restart();
+        length = walk.device();
+        attempts += 1;
+    }
+    if attempts == ATTEMPTS && !walk.stood_still() {
+        let _stopped = stop_writer();
         walk.restart();
         length = walk.device();
     }

@@ -1,7 +1,7 @@
 //! The prefix index of one partition: which rank holds which block, by tier.
 //!
 //! Content is stored once, in chunks of at most 64 consecutive blocks of one chain; who holds it is an interned set of
-//! lanes for each chunk. Readers take no lock; writers share one mutex.
+//! lanes for each chunk. Readers take no lock (see [`PrefixIndex::lookup`]); writers share one mutex.
 //!
 //! Words: a *lane* is a dense u16 id for one incarnation of a rank; a *name* is the engine's own hash of a block
 //! (opaque, used for parents and removals); a *local* is the hash of one block's content; a *seq* is the chained hash
@@ -311,9 +311,10 @@ impl PrefixIndex {
     }
 
     /// Who holds leading blocks of the prompt with content hashes `locals` and chained hashes `seqs` (equal lengths).
-    /// Takes no lock.
+    /// One state of the whole path. Takes no lock, unless the path changed during 16 walks in a row: then it waits for
+    /// the writer once.
     pub fn lookup(&self, locals: &[u64], seqs: &[u64], out: &mut Matches) {
-        lookup::lookup(&self.shared, locals, seqs, out);
+        lookup::lookup(&self.shared, locals, seqs, out, || self.writer.lock());
     }
 
     /// Engine names of the first `blocks` blocks of a prompt as `lane` announced them (any tier), for KV hints.
