@@ -1,6 +1,7 @@
 //! The recorded corpora of `tests/golden`, one test a case, played against the real binary over loopback.
 //!
-//! `POINTSMAN_GOLDEN_CMD='program --port {port}'` plays them against another program with this HTTP API.
+//! `POINTSMAN_GOLDEN_CMD='program --port {port}'` plays them against another program with this HTTP API, and then all
+//! of them. `POINTSMAN_GOLDEN_CMD_B` gives the second server of the replica corpus's pairs to another program.
 
 #[path = "golden_runner/client.rs"]
 mod client;
@@ -12,6 +13,8 @@ mod http;
 mod index;
 #[path = "golden_runner/ports.rs"]
 mod ports;
+#[path = "golden_runner/replica/mod.rs"]
+mod replica;
 #[path = "golden_runner/scheduling.rs"]
 mod scheduling;
 #[path = "golden_runner/server.rs"]
@@ -24,14 +27,28 @@ use std::path::{Path, PathBuf};
 use libtest_mimic::{Arguments, Failed, Trial};
 use serde_json::Value;
 
-/// Families whose capability the selector does not have yet: queueing, policies, replicas.
+/// Families whose capability the selector does not have yet: queueing, policies, replicas. Another program plays them.
 const NOT_YET_HTTP: [&str; 6] = ["queue_", "replica_", "startup_04", "select_21", "worker_04", "affinity_19"];
 const NOT_YET_SCHEDULING: [&str; 2] = ["queue_", "policy_"];
+const NOT_YET_REPLICA: [&str; 12] = [
+    "policies/",
+    "startup-policies/",
+    "affinity/",
+    "capture-",
+    "pair/",
+    "peers/",
+    "slot-",
+    "beyond/",
+    "startup/peers-without-port",
+    "startup/bad-peer",
+    "startup/peer-",
+    "startup/expiry",
+];
 
 /// Cases that differ on purpose; each has a line in `docs/compatibility.md` and a test of its own.
 const DEVIATIONS: &str = include_str!("golden/deviations.txt");
 
-fn corpus(folder: &str) -> Vec<(PathBuf, Value)> {
+fn files(folder: &str) -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(folder);
     let mut paths: Vec<PathBuf> = std::fs::read_dir(&root)
         .unwrap_or_else(|e| panic!("{}: {e}", root.display()))
@@ -39,21 +56,48 @@ fn corpus(folder: &str) -> Vec<(PathBuf, Value)> {
         .filter(|p| p.extension().is_some_and(|x| x == "json"))
         .collect();
     paths.sort();
-    paths.into_iter().map(|p| (p.clone(), serde_json::from_slice(&std::fs::read(&p).unwrap()).unwrap())).collect()
+    paths
+}
+
+fn corpus(folder: &str) -> Vec<(PathBuf, Value)> {
+    let read = |p: &PathBuf| serde_json::from_slice(&std::fs::read(p).unwrap()).unwrap();
+    files(folder).into_iter().map(|p| (p.clone(), read(&p))).collect()
+}
+
+/// Whether a program of ours plays, so that what it has not yet and what it does differently is left out.
+fn is_ours() -> bool {
+    let given = |name| std::env::var_os(name).is_some();
+    !given("POINTSMAN_GOLDEN_CMD") || given("POINTSMAN_GOLDEN_CMD_B")
+}
+
+fn is_due(name: &str, not_yet: &[&str]) -> bool {
+    !is_ours() || !not_yet.iter().any(|prefix| name.starts_with(prefix))
 }
 
 fn trial(family: &str, name: &str, run: impl FnOnce() -> Result<(), String> + Send + 'static) -> Option<Trial> {
     let name = format!("{family}::{name}");
-    let deviates = DEVIATIONS.lines().any(|l| l.split_whitespace().next() == Some(&name));
+    let deviates = is_ours() && DEVIATIONS.lines().any(|l| l.split_whitespace().next() == Some(&name));
     (!deviates).then(|| Trial::test(name, move || run().map_err(Failed::from)))
 }
 
 fn main() {
-    let arguments = Arguments::from_args();
+    let mut arguments = Arguments::from_args();
     let mut trials = Vec::new();
+    let mut cases: Vec<_> =
+        files("replica").iter().chain(&files("replica-beyond")).flat_map(|p| replica::cases(p)).collect();
+    // A case that only waits goes first, on a thread beside those that work.
+    cases.sort_by_key(|case| !case.slow);
+    let waiting = cases.iter().filter(|c| c.slow).count();
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    arguments.test_threads.get_or_insert(threads + waiting);
+    for case in cases {
+        if is_due(&case.name, &NOT_YET_REPLICA) {
+            trials.extend(trial("replica", &case.name, case.run));
+        }
+    }
     for (path, scenario) in corpus("http") {
         let name = path.file_stem().unwrap().to_string_lossy().into_owned();
-        if !NOT_YET_HTTP.iter().any(|prefix| name.starts_with(prefix)) {
+        if is_due(&name, &NOT_YET_HTTP) {
             trials.extend(trial("http", &name, move || http::play(&scenario)));
         }
     }
@@ -77,7 +121,7 @@ fn main() {
     for (path, document) in scheduling {
         let name = path.file_stem().unwrap().to_string_lossy().into_owned();
         if document["schema"] == "golden-scheduling/1" {
-            if !NOT_YET_SCHEDULING.iter().any(|prefix| name.starts_with(prefix)) {
+            if is_due(&name, &NOT_YET_SCHEDULING) {
                 trials.extend(trial("scheduling", &name, move || scheduling::play(&document)));
             }
             continue;

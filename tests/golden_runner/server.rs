@@ -17,6 +17,30 @@ use super::client::{self, Request, Response};
 
 pub const TIMEOUT: Duration = Duration::from_secs(60);
 
+/// Which program a server runs.
+#[derive(Clone, Copy)]
+pub enum Program {
+    /// `POINTSMAN_GOLDEN_CMD`, ours without it.
+    First,
+    /// `POINTSMAN_GOLDEN_CMD_B`, the first without it.
+    Second,
+}
+
+impl Program {
+    /// The command line; `{port}` in a given one is replaced.
+    fn words(self, port: u16) -> Vec<String> {
+        let first = std::env::var("POINTSMAN_GOLDEN_CMD").ok();
+        let given = match self {
+            Self::First => first,
+            Self::Second => std::env::var("POINTSMAN_GOLDEN_CMD_B").ok().or(first),
+        };
+        match given {
+            Some(command) => command.split_whitespace().map(|w| w.replace("{port}", &port.to_string())).collect(),
+            None => vec![env!("CARGO_BIN_EXE_pointsman").into(), "selector".into(), "--port".into(), port.to_string()],
+        }
+    }
+}
+
 /// A running selector; killed when dropped.
 pub struct Server {
     child: Child,
@@ -25,15 +49,20 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts the program on `port`. `POINTSMAN_GOLDEN_CMD` names another program with this HTTP API; `{port}` in it is
-    /// replaced.
+    /// Starts the first program on `port`.
     pub fn start(port: u16, args: &[String], env: &BTreeMap<String, String>, dir: &Path) -> Self {
-        let mut words: Vec<String> = match std::env::var("POINTSMAN_GOLDEN_CMD") {
-            Ok(command) => command.split_whitespace().map(|w| w.replace("{port}", &port.to_string())).collect(),
-            Err(_) => {
-                vec![env!("CARGO_BIN_EXE_pointsman").into(), "selector".into(), "--port".into(), port.to_string()]
-            }
-        };
+        Self::start_program(Program::First, port, args, env, dir)
+    }
+
+    /// Starts a program on `port`.
+    pub fn start_program(
+        program: Program,
+        port: u16,
+        args: &[String],
+        env: &BTreeMap<String, String>,
+        dir: &Path,
+    ) -> Self {
+        let mut words = program.words(port);
         words.extend_from_slice(args);
         let log = dir.join(format!("server-{port}.log"));
         let out = std::fs::File::create(&log).unwrap();
@@ -72,15 +101,27 @@ impl Server {
             }
             std::thread::park_timeout(Duration::from_millis(10));
         }
-        Err("server did not exit at startup".into())
+        Err("server did not exit".into())
     }
 
     pub fn http(&self, method: &str, path: &str, body: Option<&serde_json::Value>) -> std::io::Result<Response> {
         client::send(self.port, &Request::json(method, path, body), TIMEOUT)
     }
 
+    /// Ends the process as a user would, and waits for it.
+    pub fn interrupt(mut self) {
+        let pid = nix::unistd::Pid::from_raw(self.child.id() as i32);
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT).ok();
+        self.wait_exit().ok();
+    }
+
+    /// All it printed so far.
+    pub fn output(&self) -> String {
+        String::from_utf8_lossy(&std::fs::read(&self.log).unwrap_or_default()).into_owned()
+    }
+
     fn tail(&self) -> String {
-        let text = std::fs::read_to_string(&self.log).unwrap_or_default();
+        let text = self.output();
         text.chars().rev().take(1200).collect::<Vec<_>>().into_iter().rev().collect()
     }
 }
