@@ -5,11 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 cache=${POINTSMAN_CACHE:-$HOME/.cache/pointsman}
 reference=$cache/reference-1.6.1
-if [ ! -x "$reference/ready" ]; then
-    python3 -m venv "$reference"
-    "$reference/bin/pip" install -q ai-dynamo-runtime==1.6.1
-    install -m 755 /dev/null "$reference/ready"
-fi
+bash tests/setup/reference.sh >/dev/null
 "$reference/bin/python" -c 'import zmq, msgpack' 2>/dev/null || "$reference/bin/pip" install -q pyzmq msgpack
 cargo build --locked --release
 exec "$reference/bin/python" benches/compare/compare.py \

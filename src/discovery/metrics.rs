@@ -1,4 +1,4 @@
-//! What a scrape shows of discovery: what the source read and refused, and how each target stands.
+//! What a scrape shows of discovery: what the source read and refused, how each target stands, and its peers.
 //!
 //! Labels: targets are those of the command line, reasons a fixed list.
 
@@ -7,7 +7,7 @@ use std::{fmt, sync::Arc};
 use prometheus_client::{collector::Collector, encoding::DescriptorEncoder, metrics::MetricType};
 use tokio::sync::watch;
 
-use super::{SourceStatus, apply::TargetStatus, source::SourceCounters};
+use super::{SourceStatus, apply::TargetStatus, source::SourceCounters, wiring::WiringStatus};
 use crate::telemetry::metrics::Metrics;
 
 /// Shows a source and its targets, named, in `metrics`.
@@ -19,6 +19,54 @@ pub fn register(
 ) {
     let collector = Box::new(DiscoveryCollector { source, counters, targets });
     metrics.register(|registry| registry.register_collector(collector));
+}
+
+/// Shows the peers of targets, named, in `metrics`.
+pub fn register_wiring(metrics: &Metrics, targets: Vec<(String, watch::Receiver<WiringStatus>)>) {
+    let collector = Box::new(WiringCollector { targets });
+    metrics.register(|registry| registry.register_collector(collector));
+}
+
+struct WiringCollector {
+    targets: Vec<(String, watch::Receiver<WiringStatus>)>,
+}
+
+impl fmt::Debug for WiringCollector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("WiringCollector")
+    }
+}
+
+impl Collector for WiringCollector {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let (mut peers, mut changes, mut failures, mut settled) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for (name, status) in &self.targets {
+            let (status, target) = (status.borrow(), ("target", name.as_str()));
+            let plan = &status.plan;
+            for (state, count) in [
+                ("wanted", plan.wanted.len()),
+                ("registered", plan.registered.len()),
+                ("missing", plan.register.len()),
+                ("leaving", plan.deregister.len()),
+                ("stranger", plan.strangers.len()),
+            ] {
+                peers.push((vec![target, ("state", state)], count as u64));
+            }
+            changes.push((vec![target, ("change", "registered")], status.registered));
+            changes.push((vec![target, ("change", "removed")], status.deregistered));
+            failures.push((vec![target], status.failures));
+            settled.push((vec![target], u64::from(status.state().is_settled())));
+        }
+        gauge(&mut encoder, "discovery_peers", "Peers of a selector, by state", peers)?;
+        counter(&mut encoder, "discovery_peer_changes", "Peers registered at a selector and removed", changes)?;
+        counter(&mut encoder, "discovery_wiring_failures", "Looks at peers, and passes over them, that failed", failures)?;
+        gauge(
+            &mut encoder,
+            "discovery_wired",
+            "Whether a selector has all peers it should have, or takes no part",
+            settled,
+        )
+    }
 }
 
 struct DiscoveryCollector {
@@ -53,17 +101,20 @@ impl Collector for DiscoveryCollector {
         counter(&mut encoder, "source_snapshots", "Snapshots the source published", snapshots)?;
 
         let (mut passes, mut applied, mut failing, mut idle) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let mut away = Vec::new();
         for (name, status) in &self.targets {
             let (status, target) = (status.borrow(), ("target", name.as_str()));
             passes.push((vec![target, ("outcome", "applied")], status.passes));
             passes.push((vec![target, ("outcome", "failed")], status.failures));
             applied.push((vec![target], status.applied.as_ref().map_or(0, |(version, _)| version.generation)));
             failing.push((vec![target], u64::from(status.error.is_some())));
+            away.push((vec![target], u64::from(status.away.is_some())));
             idle.push((vec![target], status.report.not_schedulable.len() as u64));
         }
         counter(&mut encoder, "discovery_passes", "Attempts to apply a snapshot", passes)?;
         gauge(&mut encoder, "discovery_applied_generation", "Generation of the snapshot last applied", applied)?;
         gauge(&mut encoder, "discovery_target_failing", "Whether the last attempt failed", failing)?;
+        gauge(&mut encoder, "discovery_target_away", "Whether the target did not answer the last look", away)?;
         gauge(&mut encoder, "discovery_not_schedulable", "Applied workers that take no bookings", idle)
     }
 }
@@ -104,6 +155,25 @@ mod tests {
             "pointsman_source_refusals_total{reason=\"empty\"} 0",
             "pointsman_discovery_passes_total{target=\"http://a\",outcome=\"failed\"} 3",
             "pointsman_discovery_target_failing{target=\"http://a\"} 0",
+        ] {
+            assert!(text.contains(line), "no {line} in\n{text}");
+        }
+    }
+
+    #[test]
+    fn peers_show_by_state() {
+        let metrics = Metrics::default();
+        let mut status = WiringStatus { registered: 2, away: true, ..WiringStatus::default() };
+        status.plan.wanted = vec!["tcp://b:9092".to_owned(), "tcp://c:9092".to_owned()];
+        status.plan.register = vec![("tcp://c:9092".to_owned(), "http://c".into())];
+        let (_status, target) = watch::channel(status);
+        register_wiring(&metrics, vec![("http://a".to_owned(), target)]);
+        let text = metrics.encode().unwrap();
+        for line in [
+            "pointsman_discovery_peers{target=\"http://a\",state=\"wanted\"} 2",
+            "pointsman_discovery_peers{target=\"http://a\",state=\"missing\"} 1",
+            "pointsman_discovery_peer_changes_total{target=\"http://a\",change=\"registered\"} 2",
+            "pointsman_discovery_wired{target=\"http://a\"} 0",
         ] {
             assert!(text.contains(line), "no {line} in\n{text}");
         }

@@ -21,4 +21,4 @@ mod routes;
 mod server;
 
 pub use config::{AdminToken, HttpConfig};
-pub use server::{Drained, Server, serve};
+pub use server::{Drained, Server, serve, serve_routes};

@@ -17,6 +17,8 @@ use serde_json::Value;
 #[path = "../golden_runner/client.rs"]
 pub mod client;
 
+pub mod reference;
+
 use client::{Request, Response};
 
 /// Longest wait for anything; generous, because machines are slow and busy.
@@ -54,10 +56,20 @@ pub struct Program {
 impl Program {
     /// Starts it; its output goes to a file in `directory`.
     pub fn start(directory: &Path, words: &[&str], variables: &[(&str, &str)]) -> Self {
+        Self::spawn(directory, &mut command(words, variables))
+    }
+
+    /// Starts any command in the same way.
+    pub fn spawn(directory: &Path, command: &mut Command) -> Self {
         let log = directory.join(format!("program-{}.log", fastrand::u64(..)));
         let out = std::fs::File::create(&log).unwrap();
-        let child = command(words, variables).stdout(out.try_clone().unwrap()).stderr(out).spawn().unwrap();
+        let child = command.stdout(out.try_clone().unwrap()).stderr(out).spawn().unwrap();
         Self { child, log }
+    }
+
+    /// How it ended, if it has.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().unwrap()
     }
 
     pub fn log(&self) -> String {

@@ -16,6 +16,8 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 const CATALOG_TIMEOUT: Duration = Duration::from_secs(120);
 /// Longest answer that is read, in bytes.
 const MAX_ANSWER: usize = 512 << 20;
+/// Longest answer about replica sync that is read, in bytes.
+const MAX_SMALL_ANSWER: usize = 4 << 20;
 /// Bodies from here on are compressed where the target reads that.
 const COMPRESS_FROM: usize = 256 << 10;
 /// How much of an error's text is kept.
@@ -132,6 +134,12 @@ impl RemoteClient {
         self.base.as_str().trim_end_matches('/')
     }
 
+    /// Host, as a URL writes it, and port.
+    pub(in crate::discovery) fn host_and_port(&self) -> (&str, u16) {
+        // Checked when this was made; http and https have a known port.
+        (self.base.host_str().unwrap_or_default(), self.base.port_or_known_default().unwrap_or_default())
+    }
+
     /// Sends a request about one record or none; `body` is JSON.
     ///
     /// # Errors
@@ -150,7 +158,24 @@ impl RemoteClient {
         if let Some(body) = body {
             request = request.header(header::CONTENT_TYPE, "application/json").body(body);
         }
-        self.finish(request.timeout(CALL_TIMEOUT), call).await
+        self.finish(request.timeout(CALL_TIMEOUT), call, MAX_ANSWER).await
+    }
+
+    /// Sends a request under `/replica_sync`; `body` is JSON.
+    ///
+    /// # Errors
+    /// Everything but a 2xx status.
+    pub(in crate::discovery) async fn call_replica_sync(
+        &self,
+        method: Method,
+        verb: &str,
+        body: Option<Vec<u8>>,
+    ) -> Result<Vec<u8>, ClientError> {
+        let (mut request, call) = self.request(method, &["replica_sync", verb]);
+        if let Some(body) = body {
+            request = request.header(header::CONTENT_TYPE, "application/json").body(body);
+        }
+        self.finish(request.timeout(CALL_TIMEOUT), call, MAX_SMALL_ANSWER).await
     }
 
     /// Sends a catalog, compressed when it is large.
@@ -165,7 +190,7 @@ impl RemoteClient {
             body = packed.map_err(|e| ClientError::Transport { call: call.clone(), reason: e.to_string() })?;
             request = request.header(header::CONTENT_ENCODING, "zstd");
         }
-        self.finish(request.body(body), call).await
+        self.finish(request.body(body), call, MAX_ANSWER).await
     }
 
     fn request(&self, method: Method, path: &[&str]) -> (reqwest::RequestBuilder, String) {
@@ -181,7 +206,12 @@ impl RemoteClient {
         }
     }
 
-    async fn finish(&self, request: reqwest::RequestBuilder, call: String) -> Result<Vec<u8>, ClientError> {
+    async fn finish(
+        &self,
+        request: reqwest::RequestBuilder,
+        call: String,
+        longest: usize,
+    ) -> Result<Vec<u8>, ClientError> {
         let failed = |error: reqwest::Error| {
             if error.is_timeout() {
                 ClientError::Timeout { call: call.clone() }
@@ -193,8 +223,8 @@ impl RemoteClient {
         let status = response.status();
         let mut answer = Vec::new();
         while let Some(chunk) = response.chunk().await.map_err(failed)? {
-            if answer.len() + chunk.len() > MAX_ANSWER {
-                let reason = format!("longer than {MAX_ANSWER} bytes");
+            if answer.len() + chunk.len() > longest {
+                let reason = format!("longer than {longest} bytes");
                 return Err(ClientError::Answer { call, reason });
             }
             answer.extend_from_slice(&chunk);
@@ -206,7 +236,7 @@ impl RemoteClient {
     }
 
     /// Reads an answer.
-    pub(super) fn decode<T: DeserializeOwned>(&self, call: &str, answer: &[u8]) -> Result<T, ClientError> {
+    pub(in crate::discovery) fn decode<T: DeserializeOwned>(&self, call: &str, answer: &[u8]) -> Result<T, ClientError> {
         serde_json::from_slice(answer)
             .map_err(|e| ClientError::Answer { call: format!("{call} of {}", self.address()), reason: e.to_string() })
     }

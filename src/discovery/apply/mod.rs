@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 pub use client::{ClientError, RemoteClient};
 pub use in_process::InProcessTarget;
 pub use remote::{Preview, RemoteOptions, RemoteTarget};
-pub use state_file::StateFile;
+pub use state_file::{Remembered, StateFile, WiredPeers, WorkerIds};
 
 use super::{Snapshot, SourceStatus};
 use crate::selection::catalog::SnapshotVersion;
@@ -94,7 +94,7 @@ impl PassError {
     }
 
     /// Whether the target was not there at all, so that its return is news.
-    fn is_absence(&self) -> bool {
+    pub fn is_absence(&self) -> bool {
         matches!(self, Self::Call(ClientError::Transport { .. } | ClientError::Timeout { .. }))
     }
 }
@@ -126,6 +126,10 @@ pub struct TargetStatus {
     pub report: PassReport,
     /// Why the last pass failed; none after one that succeeded.
     pub error: Option<PassError>,
+    /// Why the last look failed; none after one that succeeded.
+    pub away: Option<PassError>,
+    /// When the target was last known to have what was applied.
+    pub last_success: Option<Instant>,
     /// Passes that succeeded.
     pub passes: u64,
     /// Passes that failed.
@@ -237,6 +241,8 @@ impl Driver {
                     s.applied.clone_from(&self.applied);
                     s.report = report;
                     s.error = None;
+                    s.away = None;
+                    s.last_success = Some(Instant::now());
                     s.passes += 1;
                 });
             }
@@ -270,10 +276,14 @@ impl Driver {
                 tracing::info!(selector = target.name(), why, "target needs the catalog again");
                 self.pass(target, snapshot, status).await;
             }
-            (Ok(Check::Same), false) => {}
+            (Ok(Check::Same), false) => status.send_modify(|s| {
+                s.away = None;
+                s.last_success = Some(Instant::now());
+            }),
             (Err(error), false) => {
                 // Nothing is pending: the next look tells whether there is something to do.
                 tracing::debug!(selector = target.name(), %error, "target does not answer");
+                status.send_modify(|s| s.away = Some(error));
             }
             (Err(_), true) => {}
         }

@@ -12,9 +12,9 @@ use std::{
 use futures_util::{StreamExt, stream};
 use reqwest::Method;
 use serde::Deserialize;
-use tokio::{task::spawn_blocking, time::Instant};
+use tokio::time::Instant;
 
-use super::{Check, ClientError, PassError, PassReport, RemoteClient, StateFile, remote::Preview};
+use super::{Check, ClientError, PassError, PassReport, RemoteClient, StateFile, WorkerIds, remote::Preview};
 use crate::{
     discovery::Snapshot,
     selection::worker::{Lifecycle, WorkerRequest, WorkerState},
@@ -31,7 +31,7 @@ const INCOMPLETE_RETRY: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct WorkersRoutes {
     client: RemoteClient,
-    state: Option<StateFile>,
+    state: Option<StateFile<WorkerIds>>,
     prune: bool,
     /// Ids this side registered and has not removed; none before the first contact.
     tracked: Option<BTreeSet<u64>>,
@@ -287,9 +287,9 @@ impl WorkersRoutes {
             self.tracked = Some(BTreeSet::new());
             return Ok(());
         };
-        let loaded = spawn_blocking(move || state.load()).await.map_err(|e| PassError::StateFile(e.to_string()))?;
+        let loaded = state.load_apart().await?;
         // What was registered before is then not known: strangers stay, which is the safe side.
-        self.tracked = Some(loaded.unwrap_or_else(|error| {
+        self.tracked = Some(loaded.map(|known| known.worker_ids).unwrap_or_else(|error| {
             tracing::error!(selector = self.client.address(), %error, "state file cannot be used; workers of former runs stay");
             BTreeSet::new()
         }));
@@ -311,12 +311,8 @@ impl WorkersRoutes {
     }
 
     async fn store(&self) -> Result<(), PassError> {
-        let (Some(state), Some(tracked)) = (self.state.clone(), self.tracked.clone()) else { return Ok(()) };
-        match spawn_blocking(move || state.store(&tracked)).await {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => Err(PassError::StateFile(error.to_string())),
-            Err(error) => Err(PassError::StateFile(error.to_string())),
-        }
+        let (Some(state), Some(worker_ids)) = (self.state.clone(), self.tracked.clone()) else { return Ok(()) };
+        state.store_apart(WorkerIds { worker_ids }).await
     }
 }
 

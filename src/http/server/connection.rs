@@ -2,30 +2,36 @@
 
 use std::{convert::Infallible, pin::pin, sync::Arc};
 
-use hyper::{server::conn::http1, service::service_fn};
+use axum::{extract::Request, response::Response};
+use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
 use tokio::{net::TcpStream, time::MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Api,
     activity::{Activity, Overdue},
     socket::WatchedSocket,
 };
 use crate::http::HttpConfig;
 
-/// Serves requests until the client leaves, waits too long, or `drain` comes.
-pub(super) async fn serve(api: &Api, config: &HttpConfig, socket: TcpStream, drain: CancellationToken) {
+/// Serves requests by `handle` until the client leaves, waits too long, or `drain` comes. A reason is given when this side
+/// ended the connection.
+pub(super) async fn serve<F: Future<Output = Response>>(
+    handle: impl Fn(Request<Incoming>) -> F,
+    config: &HttpConfig,
+    socket: TcpStream,
+    drain: CancellationToken,
+) -> Option<&'static str> {
     // Answers are small and complete: waiting for more of them only adds latency. An error here is the connection's end,
     // which the first read reports.
     socket.set_nodelay(true).ok();
     let activity = Arc::new(Activity::new());
     let socket = WatchedSocket::new(socket, activity.clone(), config.write_timeout);
     let service = service_fn(|request| {
-        let activity = activity.clone();
+        let (activity, answer) = (activity.clone(), handle(request));
         async move {
             let _in_flight = activity.begin();
-            Ok::<_, Infallible>(api.handle(request).await)
+            Ok::<_, Infallible>(answer.await)
         }
     });
     // Heads and idle time are watched here: hyper knows one limit for both, and makes a timer for every request.
@@ -37,15 +43,15 @@ pub(super) async fn serve(api: &Api, config: &HttpConfig, socket: TcpStream, dra
     loop {
         tokio::select! {
             // Broken connections are everyday events.
-            _ = connection.as_mut() => return,
+            _ = connection.as_mut() => return None,
             () = drain.cancelled(), if !draining => {
                 draining = true;
                 connection.as_mut().graceful_shutdown();
             }
             _ = check.tick() => match activity.overdue(config.header_timeout, config.idle_timeout) {
                 None => {}
-                Some(Overdue::Head) => return api.metrics.connection_closed("head_timeout"),
-                Some(Overdue::Idle) => return api.metrics.connection_closed("idle_timeout"),
+                Some(Overdue::Head) => return Some("head_timeout"),
+                Some(Overdue::Idle) => return Some("idle_timeout"),
             },
         }
     }

@@ -1,11 +1,15 @@
-//! The server: accepts connections, serves the routes on them, and drains.
+//! The server: accepts connections, serves the routes on them, and drains. `side` does it for a process that is no
+//! selector and has a few routes of its own.
 //!
 //! Invariants: connections, heads, bodies, idle time and unread answers all have limits; a panic in a handler is that
 //! request's 500; after the word to stop the server ends within its delay plus its drain time.
 
 mod activity;
 mod connection;
+mod side;
 mod socket;
+
+pub use side::serve_routes;
 
 use std::{io, net::SocketAddr, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
@@ -200,7 +204,11 @@ impl Connections {
             let _permit = permit;
             api.metrics.connections.inc();
             tokio::select! {
-                () = connection::serve(&api, &config, socket, drain) => {}
+                ended = connection::serve(|request| api.handle(request), &config, socket, drain) => {
+                    if let Some(reason) = ended {
+                        api.metrics.connection_closed(reason);
+                    }
+                }
                 () = cut.cancelled() => api.metrics.connection_closed("drain_timeout"),
             }
             api.metrics.connections.dec();

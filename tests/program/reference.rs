@@ -1,0 +1,91 @@
+//! The reference's selector as a process.
+//!
+//! `POINTSMAN_REFERENCE` names a Python that has it; otherwise the one that `tests/setup/reference.sh` installs is taken.
+//! A test that needs it fails where it is missing: it is a peer to prove compatibility against, not an extra.
+
+use std::{
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use super::{PATIENCE, Program, client, client::Request, wait_for};
+
+#[path = "../golden_runner/ports.rs"]
+mod ports;
+
+/// Version that `tests/setup/reference.sh` installs.
+const VERSION: &str = "1.6.1";
+
+/// The Python that has the reference.
+pub fn python() -> PathBuf {
+    if let Some(named) = std::env::var_os("POINTSMAN_REFERENCE") {
+        return named.into();
+    }
+    let cache = std::env::var_os("POINTSMAN_CACHE").map(PathBuf::from);
+    let home = || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cache/pointsman");
+    let python = cache.unwrap_or_else(home).join(format!("reference-{VERSION}/bin/python"));
+    assert!(python.exists(), "no reference at {}: tests/setup/reference.sh installs it", python.display());
+    python
+}
+
+/// A running selector of the reference, on loopback alone as far as it lets one choose.
+pub struct Reference {
+    pub program: Program,
+    pub port: u16,
+    publisher_port: Option<u16>,
+}
+
+impl Reference {
+    /// Starts one, with replica sync or without, and waits until it answers.
+    pub fn start(directory: &Path, sync: bool) -> Self {
+        loop {
+            let publisher_port = sync.then(ports::free);
+            if let Some(started) = Self::start_on(directory, ports::free(), publisher_port) {
+                return started;
+            }
+        }
+    }
+
+    /// Kills it and starts another in its place.
+    pub fn restart(&mut self, directory: &Path) {
+        self.program.signal(nix::sys::signal::Signal::SIGKILL);
+        self.program.exit();
+        let again = Self::start_on(directory, self.port, self.publisher_port);
+        *self = again.expect("its ports were free a moment ago");
+    }
+
+    /// `None` when it ended at once, as it does when somebody else took a port meanwhile.
+    fn start_on(directory: &Path, port: u16, publisher_port: Option<u16>) -> Option<Self> {
+        let mut command = Command::new(python());
+        command.args(["-m", "dynamo.select_service", "--port", &port.to_string()]).stdin(Stdio::null());
+        if let Some(port) = publisher_port {
+            command.args(["--replica-sync-port", &port.to_string()]);
+        }
+        for (name, _) in std::env::vars().filter(|(n, _)| n.starts_with("DYN_")) {
+            command.env_remove(name);
+        }
+        command.env("DYN_ROUTER_USE_KV_EVENTS", "false");
+        let mut program = Program::spawn(directory, &mut command);
+        let is_up = wait_for("the reference to answer", || {
+            if program.ended().is_some() {
+                return Some(false);
+            }
+            let health = client::send(port, &Request::json("GET", "/health", None), PATIENCE);
+            health.is_ok_and(|answer| answer.status == 200).then_some(true)
+        });
+        if !is_up {
+            let log = program.log();
+            assert!(log.contains("ddress already in use"), "{log}");
+        }
+        is_up.then_some(Self { program, port, publisher_port })
+    }
+
+    pub fn url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.port)
+    }
+
+    /// Where it publishes, if it does.
+    pub fn publisher(&self) -> Option<String> {
+        Some(format!("tcp://127.0.0.1:{}", self.publisher_port?))
+    }
+}
