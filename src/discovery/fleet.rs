@@ -148,6 +148,8 @@ pub struct PeersView {
     pub strangers: Vec<String>,
     /// Connected peers, where the selector tells.
     pub connected: Option<usize>,
+    /// Selectors that have not answered yet, so that they are not wired here.
+    pub awaited: Vec<String>,
     /// Addresses that lead to the same selector.
     pub same_as: Vec<String>,
     /// Other selectors that are said to publish at the same address.
@@ -286,6 +288,7 @@ impl PeersView {
             leaving: plan.deregister.iter().map(problem).collect(),
             strangers: plan.strangers.clone(),
             connected: look.and_then(|l| l.connected).filter(|_| takes_part),
+            awaited: urls(&plan.awaited),
             same_as: urls(&plan.same_as),
             clashes: urls(&plan.clashes),
             last_error: status.error.clone(),
@@ -295,10 +298,11 @@ impl PeersView {
 
     /// A few words: `wired, 2 of 2`.
     pub fn words(&self) -> String {
-        match self.state {
-            "wired" | "incomplete" => format!("{}, {} of {}", self.state, self.registered.len(), self.wanted.len()),
-            state => state.to_owned(),
+        if !matches!(self.state, "wired" | "incomplete") {
+            return self.state.to_owned();
         }
+        let words = format!("{}, {} of {}", self.state, self.registered.len(), self.wanted.len());
+        if self.awaited.is_empty() { words } else { format!("{words}, waiting for {}", self.awaited.join(" ")) }
     }
 }
 

@@ -59,7 +59,12 @@ impl Collector for WiringCollector {
         }
         gauge(&mut encoder, "discovery_peers", "Peers of a selector, by state", peers)?;
         counter(&mut encoder, "discovery_peer_changes", "Peers registered at a selector and removed", changes)?;
-        counter(&mut encoder, "discovery_wiring_failures", "Looks at peers, and passes over them, that failed", failures)?;
+        counter(
+            &mut encoder,
+            "discovery_wiring_failures",
+            "Looks at peers, and passes over them, that failed",
+            failures,
+        )?;
         gauge(
             &mut encoder,
             "discovery_wired",

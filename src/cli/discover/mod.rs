@@ -65,19 +65,11 @@ pub struct DiscoverArgs {
     dry_run: bool,
 
     /// Directory that remembers what was registered, so that workers and peers that left meanwhile are removed
-    #[arg(
-        long,
-        env = "POINTSMAN_STATE_DIR",
-        value_name = "DIR",
-        help_heading = "What selectors do not remember: their peers, and the reference's who registered a worker"
-    )]
+    #[arg(long, env = "POINTSMAN_STATE_DIR", value_name = "DIR", help_heading = "What is removed")]
     state_dir: Option<PathBuf>,
     /// Remove also what somebody else registered: peers that are none of these selectors, and, where there is no
     /// /catalog, workers that are not in the file
-    #[arg(
-        long,
-        help_heading = "What selectors do not remember: their peers, and the reference's who registered a worker"
-    )]
+    #[arg(long, help_heading = "What is removed")]
     prune: bool,
 
     /// Port that tells the state: /status (JSON), /metrics (Prometheus), /livez; 0 takes a free one and logs it [default:

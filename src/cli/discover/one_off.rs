@@ -21,10 +21,14 @@ const ONCE_TIMEOUT: Duration = Duration::from_secs(300);
 /// A selector that has not.
 pub(super) async fn once(snapshot: Snapshot, selectors: Selectors) -> Result<(), CliError> {
     let wanted = snapshot.clone();
-    let catalogs = each(selectors.targets, |t| t.name().to_owned(), move |mut target| {
-        let snapshot = wanted.clone();
-        async move { apply(&mut target, &snapshot).await }
-    });
+    let catalogs = each(
+        selectors.targets,
+        |t| t.name().to_owned(),
+        move |mut target| {
+            let snapshot = wanted.clone();
+            async move { apply(&mut target, &snapshot).await }
+        },
+    );
     let (catalogs, peers) = tokio::join!(catalogs, wire(selectors.wires, &selectors.board, true));
     let mut rows = vec![["selector", "catalog", "peers"].map(str::to_owned)];
     let mut reasons = Vec::new();
@@ -38,7 +42,10 @@ pub(super) async fn once(snapshot: Snapshot, selectors: Selectors) -> Result<(),
         failed += usize::from(catalog.is_err() || !status.state().is_settled());
         match catalog {
             Ok(report) => reasons.extend(
-                report.not_schedulable.iter().map(|(id, why)| format!("worker {id} takes no bookings: {}", why.join("; "))),
+                report
+                    .not_schedulable
+                    .iter()
+                    .map(|(id, why)| format!("worker {id} takes no bookings: {}", why.join("; "))),
             ),
             Err(error) => reasons.push(format!("{name}: catalog: {error}")),
         }
@@ -73,10 +80,14 @@ async fn apply(target: &mut RemoteTarget, snapshot: &Snapshot) -> Result<PassRep
 /// A selector that cannot be asked.
 pub(super) async fn preview(snapshot: Snapshot, selectors: Selectors) -> Result<(), CliError> {
     let wanted = snapshot.clone();
-    let catalogs = each(selectors.targets, |t| t.name().to_owned(), move |mut target| {
-        let snapshot = wanted.clone();
-        async move { target.preview(&snapshot).await }
-    });
+    let catalogs = each(
+        selectors.targets,
+        |t| t.name().to_owned(),
+        move |mut target| {
+            let snapshot = wanted.clone();
+            async move { target.preview(&snapshot).await }
+        },
+    );
     let (catalogs, peers) = tokio::join!(catalogs, wire(selectors.wires, &selectors.board, false));
     let mut failed = 0;
     for ((name, catalog), (_, status)) in catalogs.into_iter().zip(&peers) {
@@ -120,10 +131,14 @@ async fn wire(wires: Vec<Wire>, board: &Board, act: bool) -> Vec<(String, Wiring
     let places: Vec<usize> = present.iter().map(Wire::place).collect();
     let known: Vec<_> = places.iter().map(|place| statuses[*place].1.clone()).collect();
     let work: Vec<_> = present.into_iter().zip(known).collect();
-    let done = each(work, |(wire, _)| wire.name().to_owned(), move |(wire, status)| {
-        let members = members.clone();
-        async move { Ok(settle(wire, status, &members, act).await) }
-    });
+    let done = each(
+        work,
+        |(wire, _)| wire.name().to_owned(),
+        move |(wire, status)| {
+            let members = members.clone();
+            async move { Ok(settle(wire, status, &members, act).await) }
+        },
+    );
     for (place, (_, outcome)) in places.into_iter().zip(done.await) {
         match outcome {
             Ok(status) => statuses[place].1 = status,
@@ -195,10 +210,14 @@ fn peer_reasons(view: &PeersView) -> Vec<String> {
     if !view.clashes.is_empty() {
         let publisher = view.publisher.as_deref().unwrap_or_default();
         let others = view.clashes.join(" ");
-        reasons.push(format!("publishes at {publisher}, as {others} does: name the right ones after a comma in --selector"));
+        reasons.push(format!(
+            "publishes at {publisher}, as {others} does: name the right ones after a comma in --selector"
+        ));
     }
     match view.state {
-        "disabled" => reasons.push("replica sync is off there: start it with --replica-sync-port to wire it".to_owned()),
+        "disabled" => {
+            reasons.push("replica sync is off there: start it with --replica-sync-port to wire it".to_owned())
+        }
         "unsupported" => reasons.push("it has no /replica_sync routes".to_owned()),
         _ if reasons.is_empty() => reasons.extend(view.last_error.clone()),
         _ => {}

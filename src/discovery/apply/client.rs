@@ -236,7 +236,11 @@ impl RemoteClient {
     }
 
     /// Reads an answer.
-    pub(in crate::discovery) fn decode<T: DeserializeOwned>(&self, call: &str, answer: &[u8]) -> Result<T, ClientError> {
+    pub(in crate::discovery) fn decode<T: DeserializeOwned>(
+        &self,
+        call: &str,
+        answer: &[u8],
+    ) -> Result<T, ClientError> {
         serde_json::from_slice(answer)
             .map_err(|e| ClientError::Answer { call: format!("{call} of {}", self.address()), reason: e.to_string() })
     }

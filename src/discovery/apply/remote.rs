@@ -243,6 +243,11 @@ impl Target for RemoteTarget {
 
     async fn check(&mut self, snapshot: &Snapshot) -> Result<Check, PassError> {
         if matches!(self.face, Face::Workers) {
+            // It may have been replaced by one that has the same workers from a peer: those are the catalog's then.
+            if self.catalog().await?.is_some() {
+                self.face = Face::Unknown;
+                return Ok(Check::Differs("the selector offers /catalog now"));
+            }
             let found = self.routes.check(snapshot).await;
             // A selector that lost its workers was restarted, perhaps as another program.
             if !matches!(found, Ok(Check::Same)) {

@@ -82,11 +82,8 @@ impl Driver {
         let mut outcome = Outcome::default();
         let waits = self.failed.as_ref().is_some_and(|f| f.plan == plan && Instant::now() < f.retry_at);
         if !waits {
-            let done = if plan.has_work() {
-                self.wire.apply(&plan, &mut outcome).await
-            } else {
-                self.wire.track(&plan).await
-            };
+            let done =
+                if plan.has_work() { self.wire.apply(&plan, &mut outcome).await } else { self.wire.track(&plan).await };
             self.failed = done.err().map(|error| {
                 tracing::warn!(selector = self.wire.name(), %error, reason = error.reason(), "peers not wired");
                 Failed {

@@ -38,12 +38,12 @@ impl Facts {
         if let (Some(one), Some(other)) = (self.router_id, other.router_id) {
             return one == other;
         }
-        !self.http_addresses.is_empty() && self.http_addresses == other.http_addresses
+        !self.http_addresses.is_disjoint(&other.http_addresses)
     }
 
     fn has_same_publisher(&self, other: &Self) -> bool {
         normalise(&self.publisher) == normalise(&other.publisher)
-            || (!self.publisher_addresses.is_empty() && self.publisher_addresses == other.publisher_addresses)
+            || !self.publisher_addresses.is_disjoint(&other.publisher_addresses)
     }
 }
 
@@ -69,6 +69,8 @@ pub struct Plan {
     pub deregister: Vec<String>,
     /// Endpoints that nobody of ours has and that stay.
     pub strangers: Vec<String>,
+    /// URLs of selectors that have not answered yet.
+    pub awaited: Vec<Arc<str>>,
     /// URLs that lead to the same process.
     pub same_as: Vec<Arc<str>>,
     /// URLs of other processes that are said to publish at the same address.
@@ -92,7 +94,10 @@ pub fn plan(me: usize, members: &[Member], there: &[String], tracked: &BTreeMap<
     // Normal form to spelling and selector, for what is wanted.
     let mut wanted: Vec<(String, &str, &Arc<str>)> = Vec::new();
     for (at, member) in members.iter().enumerate().filter(|(at, _)| *at != me) {
-        let Some(facts) = &member.facts else { continue };
+        let Some(facts) = &member.facts else {
+            plan.awaited.push(member.url.clone());
+            continue;
+        };
         if own.is_same_process(facts) {
             plan.same_as.push(member.url.clone());
             continue;
@@ -199,7 +204,7 @@ mod tests {
         let there = listed(&["tcp://b:9092", "tcp://c:7000", "tcp://by-hand:1"]);
         let tracked = put(&[("tcp://c:7000", "c")]);
         let plan_a = plan(0, &members, &there, &tracked, true);
-        assert!(!plan_a.has_work(), "{plan_a:?}");
+        assert!(!plan_a.has_work() && plan_a.awaited.len() == 1, "{plan_a:?}");
         // It answers, and publishes elsewhere now.
         members[2].facts = Some(facts("c"));
         let plan_a = plan(0, &members, &there, &tracked, true);
