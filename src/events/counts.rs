@@ -106,6 +106,8 @@ words! {
         StoredBlocks = "stored_blocks",
         /// Store events that wait for their parent.
         WaitingEvents = "waiting_events",
+        /// Remove events applied.
+        RemovedEvents = "removed_events",
         /// Blocks removed.
         RemovedBlocks = "removed_blocks",
         /// Names in removals that the rank did not hold.

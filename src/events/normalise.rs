@@ -179,6 +179,7 @@ impl<T: EventTarget> Applier<'_, T> {
         let names = self.batch.hashes(removed.hashes);
         self.memory.salts.remove(tier, names);
         let outcome = self.target.remove(self.rank, tier, names);
+        self.tally.add(Count::RemovedEvents, 1);
         self.tally.add(Count::RemovedBlocks, outcome.removed as u64);
         self.tally.add(Count::UnknownRemovals, outcome.unknown as u64);
         Ok(())

@@ -35,12 +35,14 @@ pub enum ListenerState {
     Restarting,
     /// Its endpoint cannot be used.
     Failed,
+    /// Told to stand still; its position and blocks stay.
+    Paused,
 }
 
 impl ListenerState {
     /// All of them, in the order of their numbers.
-    pub const ALL: [Self; 6] =
-        [Self::Waiting, Self::Connecting, Self::Replaying, Self::Live, Self::Restarting, Self::Failed];
+    pub const ALL: [Self; 7] =
+        [Self::Waiting, Self::Connecting, Self::Replaying, Self::Live, Self::Restarting, Self::Failed, Self::Paused];
 
     /// A stable word for metrics and answers.
     pub fn as_str(self) -> &'static str {
@@ -51,6 +53,7 @@ impl ListenerState {
             Self::Live => "live",
             Self::Restarting => "restarting",
             Self::Failed => "failed",
+            Self::Paused => "paused",
         }
     }
 }

@@ -46,6 +46,7 @@ pub(super) type Listeners = BTreeMap<(u64, u32), Entry>;
 pub(super) struct Entry {
     pub shared: Arc<Shared>,
     stop: CancellationToken,
+    pause: watch::Sender<bool>,
 }
 
 impl ListenerSupervisor {
@@ -78,6 +79,19 @@ impl ListenerSupervisor {
     /// All listeners, by worker and rank.
     pub fn statuses(&self) -> Vec<ListenerStatus> {
         self.listeners.lock().values().map(|entry| entry.shared.status()).collect()
+    }
+
+    /// Makes the listener of a rank stand still, unsubscribed, or go on from where it was; what was published meanwhile
+    /// comes by replay. `false` when there is no such listener, or nothing to change.
+    pub fn set_paused(&self, worker_id: u64, dp_rank: u32, paused: bool) -> bool {
+        let listeners = self.listeners.lock();
+        let Some(entry) = listeners.get(&(worker_id, dp_rank)) else { return false };
+        let changed = entry.pause.send_if_modified(|now| std::mem::replace(now, paused) != paused);
+        if changed {
+            // Seen at once, before the task has taken notice.
+            entry.shared.set_state(if paused { ListenerState::Paused } else { ListenerState::Connecting });
+        }
+        changed
     }
 
     /// Counts over all listeners, those that are gone included.
@@ -113,10 +127,11 @@ impl ListenerSupervisor {
             if self.stop.is_cancelled() {
                 return;
             }
-            let watched = watch_over(listener, Arc::clone(&shared), config);
+            let pause = watch::Sender::new(false);
+            let watched = watch_over(listener, Arc::clone(&shared), config, pause.subscribe());
             let task = stop.clone().run_until_cancelled_owned(watched);
             self.tasks.spawn_on(task, &self.runtime);
-            listeners.insert(key, Entry { shared, stop })
+            listeners.insert(key, Entry { shared, stop, pause })
         };
         if let Some(former) = former {
             former.stop.cancel();
@@ -142,13 +157,32 @@ impl Drop for ListenerSupervisor {
     }
 }
 
-/// Runs a listener, and again when it fails. Never ends but for an endpoint that cannot be used.
-async fn watch_over<T: EventTarget>(mut listener: Listener<T>, shared: Arc<Shared>, config: Arc<ListenerConfig>) {
+/// Runs a listener, and again when it fails or was paused. Never ends but for an endpoint that cannot be used.
+async fn watch_over<T: EventTarget>(
+    mut listener: Listener<T>,
+    shared: Arc<Shared>,
+    config: Arc<ListenerConfig>,
+    mut paused: watch::Receiver<bool>,
+) {
     let mut pause = config.restart_min;
     loop {
         let started = Instant::now();
-        // What a panic leaves behind in the listener is sound: its position moves before a batch is applied.
-        let outcome = AssertUnwindSafe(listener.run()).catch_unwind().await;
+        let outcome = tokio::select! {
+            biased;
+            Ok(_) = paused.wait_for(|paused| *paused) => None,
+            // What a panic leaves behind in the listener is sound: its position moves before a batch is applied.
+            outcome = AssertUnwindSafe(listener.run()).catch_unwind() => Some(outcome),
+        };
+        let Some(outcome) = outcome else {
+            shared.set_state(ListenerState::Paused);
+            // The sender goes with the listener's entry, and then this task is cancelled.
+            let resumed = paused.wait_for(|paused| !*paused).await.is_ok();
+            if !resumed {
+                return;
+            }
+            shared.set_state(ListenerState::Connecting);
+            continue;
+        };
         let source = &shared.source;
         match outcome {
             Ok(Ok(never)) => match never {},

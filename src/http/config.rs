@@ -32,11 +32,25 @@ impl fmt::Debug for AdminToken {
     }
 }
 
+/// Whose shapes the routes have that selector and indexer both know.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Face {
+    /// The selection service's.
+    #[default]
+    Selector,
+    /// The standalone indexer's: `/workers`, `/health`, `/metrics`, and its peer routes.
+    Indexer,
+}
+
 /// Settings of [`super::serve`]. `Default` is what an unconfigured selector runs.
 #[derive(Clone, Debug)]
 pub struct HttpConfig {
     /// Guards the mutating catalog and peer routes; `None` = open to all.
     pub admin_token: Option<AdminToken>,
+    /// Whose shapes some routes have.
+    pub face: Face,
+    /// Whether listeners can be paused over HTTP.
+    pub pause_routes: bool,
     /// Largest request body, in bytes.
     pub max_body_bytes: usize,
     /// Largest `PUT /catalog/{owner}` body after decompression, in bytes.
@@ -61,6 +75,8 @@ impl Default for HttpConfig {
     fn default() -> Self {
         Self {
             admin_token: None,
+            face: Face::Selector,
+            pause_routes: false,
             max_body_bytes: 8 << 20,
             max_catalog_bytes: 256 << 20,
             header_timeout: Duration::from_secs(10),

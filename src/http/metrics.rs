@@ -5,10 +5,15 @@ use std::{sync::Arc, time::Duration};
 use axum::http::StatusCode;
 use prometheus_client::{
     encoding::EncodeLabelSet,
-    metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
+    metrics::{
+        counter::Counter,
+        family::Family,
+        gauge::Gauge,
+        histogram::{Histogram, exponential_buckets},
+    },
 };
 
-use super::operations::Operation;
+use super::{config::Face, operations::Operation};
 use crate::telemetry::metrics::Metrics;
 
 /// Upper bounds of the latency histogram, in seconds: a selection takes tens of microseconds, a large snapshot seconds.
@@ -45,11 +50,68 @@ pub(super) struct HttpMetrics {
     /// Connections open.
     pub connections: Gauge,
     closed: Family<ReasonLabel, Counter>,
+    indexer: Option<IndexerMetrics>,
+}
+
+/// Requests under the standalone indexer's names, for its dashboards.
+#[derive(Debug)]
+struct IndexerMetrics {
+    requests: Family<EndpointMethod, Counter>,
+    errors: Family<EndpointClass, Counter>,
+    latency: Family<Endpoint, Histogram>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct EndpointMethod {
+    endpoint: &'static str,
+    method: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct EndpointClass {
+    endpoint: &'static str,
+    status_class: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Endpoint {
+    endpoint: &'static str,
+}
+
+impl IndexerMetrics {
+    fn register(metrics: &Metrics) -> Self {
+        let latency = || Histogram::new(exponential_buckets(1e-4, 2.0, 20));
+        let this = Self {
+            requests: Family::default(),
+            errors: Family::default(),
+            latency: Family::new_with_constructor(latency),
+        };
+        metrics.register_named(|registry| {
+            registry.register("dynamo_kvindexer_requests", "Total HTTP requests", this.requests.clone());
+            registry.register("dynamo_kvindexer_errors", "HTTP error responses (4xx/5xx)", this.errors.clone());
+            let name = "dynamo_kvindexer_request_duration_seconds";
+            registry.register(name, "HTTP request latency", this.latency.clone());
+        });
+        this
+    }
+
+    fn answered(&self, operation: Operation, status: StatusCode, time: Duration) {
+        if operation == Operation::OTHER {
+            return;
+        }
+        let (method, endpoint) = operation.labels();
+        self.requests.get_or_create(&EndpointMethod { endpoint, method }).inc();
+        let class = if status.is_client_error() { Some("4xx") } else { status.is_server_error().then_some("5xx") };
+        if let Some(status_class) = class {
+            self.errors.get_or_create(&EndpointClass { endpoint, status_class }).inc();
+        }
+        self.latency.get_or_create(&Endpoint { endpoint }).observe(time.as_secs_f64());
+    }
 }
 
 impl HttpMetrics {
     /// Registers them.
-    pub fn register(metrics: &Metrics) -> Arc<Self> {
+    pub fn register(metrics: &Metrics, face: Face) -> Arc<Self> {
         let latency: Family<OperationLabels, Histogram> =
             Family::new_with_constructor(|| Histogram::new(LATENCY_BOUNDS));
         let by_operation = Operation::all().map(|operation| {
@@ -63,6 +125,7 @@ impl HttpMetrics {
             in_flight: Gauge::default(),
             connections: Gauge::default(),
             closed: Family::default(),
+            indexer: (face == Face::Indexer).then(|| IndexerMetrics::register(metrics)),
         };
         metrics.register(|registry| {
             let http = registry.sub_registry_with_prefix("http");
@@ -84,6 +147,9 @@ impl HttpMetrics {
             self.errors.get_or_create(&ReasonLabel { reason }).inc();
         }
         self.latency[operation.index()].observe(time.as_secs_f64());
+        if let Some(indexer) = &self.indexer {
+            indexer.answered(operation, status, time);
+        }
     }
 
     /// The server ended a connection, or refused it.

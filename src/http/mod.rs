@@ -20,5 +20,5 @@ mod reply;
 mod routes;
 mod server;
 
-pub use config::{AdminToken, HttpConfig};
+pub use config::{AdminToken, Face, HttpConfig};
 pub use server::{Drained, Server, serve, serve_routes};

@@ -8,7 +8,7 @@ use utoipa::{
     openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme},
 };
 
-use super::routes::{catalog, inspection, peers, probes, reservations, selection, workers};
+use super::routes::{catalog, indexer, indexer_face, inspection, peers, probes, reservations, selection, workers};
 use crate::selection::worker::{KvTransferEnforcement, Lifecycle, WorkerRole};
 
 /// A worker as the catalog shows it: what was sent, not effective defaults. Absent values are null unless they say
@@ -81,6 +81,16 @@ pub(super) struct WorkerRecordSchema {
         peers::register,
         peers::deregister,
         peers::list,
+        indexer::register,
+        indexer::unregister,
+        indexer::query,
+        indexer::query_by_hash,
+        indexer::pause,
+        indexer::resume,
+        indexer_face::register_peer,
+        indexer_face::deregister_peer,
+        indexer_face::peers,
+        indexer_face::reopen_logs,
         probes::health,
         probes::ready,
         probes::livez,

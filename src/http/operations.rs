@@ -4,7 +4,7 @@
 use axum::http::Method;
 
 /// Method and path template of every operation, those of the hot path first.
-pub(super) const OPERATIONS: [(&str, &str); 26] = [
+pub(super) const OPERATIONS: [(&str, &str); 36] = [
     ("POST", "/select_and_reserve"),
     ("POST", "/reservations/{selection_id}/prefill_complete"),
     ("DELETE", "/reservations/{selection_id}"),
@@ -31,6 +31,16 @@ pub(super) const OPERATIONS: [(&str, &str); 26] = [
     ("POST", "/replica_sync/register_peer"),
     ("POST", "/replica_sync/deregister_peer"),
     ("GET", "/replica_sync/peers"),
+    ("POST", "/query"),
+    ("POST", "/query_by_hash"),
+    ("POST", "/register"),
+    ("POST", "/unregister"),
+    ("POST", "/register_peer"),
+    ("POST", "/deregister_peer"),
+    ("GET", "/peers"),
+    ("POST", "/reopen_logs"),
+    ("POST", "/test/pause_listener"),
+    ("POST", "/test/resume_listener"),
 ];
 
 /// One operation, or none of them. A label that is never built from what a client sends.

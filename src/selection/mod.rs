@@ -16,6 +16,7 @@ pub mod hints;
 pub mod identity;
 pub mod index;
 pub mod ingest;
+pub mod instance;
 pub mod load;
 pub mod moment;
 pub mod partition;

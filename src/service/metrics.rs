@@ -37,7 +37,7 @@ impl fmt::Debug for ServiceCollector {
 }
 
 /// Values by labels; values of equal labels add up.
-struct Family<const N: usize> {
+pub(super) struct Family<const N: usize> {
     name: &'static str,
     help: &'static str,
     kind: MetricType,
@@ -46,7 +46,7 @@ struct Family<const N: usize> {
 }
 
 impl<const N: usize> Family<N> {
-    fn gauge(name: &'static str, help: &'static str, labels: [&'static str; N]) -> Self {
+    pub(super) fn gauge(name: &'static str, help: &'static str, labels: [&'static str; N]) -> Self {
         Self { name, help, kind: MetricType::Gauge, labels, values: BTreeMap::new() }
     }
 
@@ -54,11 +54,16 @@ impl<const N: usize> Family<N> {
         Self { kind: MetricType::Counter, ..Self::gauge(name, help, labels) }
     }
 
-    fn add(&mut self, labels: [&str; N], value: f64) {
+    /// Values without a type: their names have no suffix that OpenMetrics would want of a counter.
+    pub(super) fn untyped(name: &'static str, help: &'static str, labels: [&'static str; N]) -> Self {
+        Self { kind: MetricType::Unknown, ..Self::gauge(name, help, labels) }
+    }
+
+    pub(super) fn add(&mut self, labels: [&str; N], value: f64) {
         *self.values.entry(labels.map(str::to_owned)).or_default() += value;
     }
 
-    fn encode(self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    pub(super) fn encode(self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let mut metric = encoder.encode_descriptor(self.name, self.help, None, self.kind)?;
         for (values, number) in self.values {
             let labels: Vec<(&str, String)> = self.labels.into_iter().zip(values).collect();
@@ -72,7 +77,7 @@ impl<const N: usize> Family<N> {
     }
 }
 
-fn count(value: u64) -> f64 {
+pub(super) fn count(value: u64) -> f64 {
     value as f64
 }
 
@@ -124,7 +129,7 @@ fn process(shared: &Shared, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result 
 
 fn catalog(shared: &Shared, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     let mut workers = Family::gauge("workers", "Registered workers, by lifecycle", ["lifecycle"]);
-    for lifecycle in [Lifecycle::Incomplete, Lifecycle::Schedulable, Lifecycle::Draining] {
+    for lifecycle in [Lifecycle::Incomplete, Lifecycle::Schedulable, Lifecycle::Draining, Lifecycle::Unschedulable] {
         workers.add([lifecycle_word(lifecycle)], 0.0);
     }
     for record in shared.core.workers(&PartitionFilter::default()) {

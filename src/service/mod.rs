@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `builder` | how a service is put together |
 //! | `verbs` | workers, selections, reservations, inspection |
+//! | `instances` | the standalone indexer's verbs |
 //! | `recovery` | filling the index from a peer at start |
 //! | `sources` | listeners, held back until that is over |
 //! | `tasks` | background tasks, watched |
@@ -16,6 +17,7 @@
 mod builder;
 pub mod config;
 mod health;
+mod instances;
 mod metrics;
 mod recovery;
 mod sources;

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
 use crate::{
-    events::{listener::ListenerConfig, status::ListenerStatus, supervisor::ListenerSupervisor},
+    events::{counts::Totals, listener::ListenerConfig, status::ListenerStatus, supervisor::ListenerSupervisor},
     selection::ingest::{EventSink, EventSource, EventSources},
     telemetry::metrics::Metrics,
 };
@@ -47,6 +47,22 @@ impl Sources {
         match self {
             Self::Listeners(listeners) => listeners.statuses(),
             Self::Host(_) => Vec::new(),
+        }
+    }
+
+    /// Pauses a listener or lets it go on; `false` when there is none or nothing changes.
+    pub(super) fn set_paused(&self, worker_id: u64, dp_rank: u32, paused: bool) -> bool {
+        match self {
+            Self::Listeners(listeners) => listeners.set_paused(worker_id, dp_rank, paused),
+            Self::Host(_) => false,
+        }
+    }
+
+    /// Counts over all listeners.
+    pub(super) fn totals(&self) -> Option<&Totals> {
+        match self {
+            Self::Listeners(listeners) => Some(listeners.totals()),
+            Self::Host(_) => None,
         }
     }
 

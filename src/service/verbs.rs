@@ -187,7 +187,7 @@ impl SelectionService {
         self.shared.contain("dump", || self.shared.core.write_dump(out)).map_err(io::Error::other)?
     }
 
-    fn require_recovered(&self) -> Result<(), SelectionError> {
+    pub(super) fn require_recovered(&self) -> Result<(), SelectionError> {
         if self.is_recovered() {
             return Ok(());
         }

@@ -12,7 +12,7 @@ use super::{
     client::{Request, Response, send},
     compare::{contract, expand, short},
     ports,
-    server::{FakePeer, Server, TIMEOUT},
+    server::{FakePeer, Program, Server, TIMEOUT},
     sockets::{Publisher, Replay},
 };
 
@@ -27,8 +27,8 @@ struct Stage {
     fence_hashes: BTreeSet<u64>,
 }
 
-/// Plays one scenario.
-pub fn play(scenario: &Value) -> Result<(), String> {
+/// Plays one scenario, but for the steps `left_out`.
+pub fn play(scenario: &Value, left_out: &[usize]) -> Result<(), String> {
     let dir = tempfile::tempdir().unwrap();
     let context = zmq::Context::new();
     let mut names = BTreeMap::new();
@@ -63,11 +63,13 @@ pub fn play(scenario: &Value) -> Result<(), String> {
     };
     let args: Vec<String> = spec["args"].as_array().into_iter().flatten().map(text).collect();
     let env = spec["env"].as_object().into_iter().flatten().map(|(k, v)| (k.clone(), text(v))).collect();
-    let mut server = Server::start(ports::free(), &args, &env, dir.path());
+    let program = if scenario["service"] == "indexer" { Program::Indexer } else { Program::First };
+    let mut server = Server::start_program(program, ports::free(), &args, &env, dir.path());
     server.wait_healthy()?;
     let fence_hashes = scenario["fence_hashes"].as_array().into_iter().flatten().filter_map(Value::as_u64).collect();
     let mut stage = Stage { names, publishers, replays, server, fence_hashes };
-    for (index, step) in scenario["steps"].as_array().unwrap().iter().enumerate() {
+    for (index, step) in scenario["steps"].as_array().unwrap().iter().enumerate().filter(|(i, _)| !left_out.contains(i))
+    {
         stage.step(step).map_err(|e| {
             format!("step {index} {} {}: {e}", step["op"].as_str().unwrap(), step["title"].as_str().unwrap_or(""))
         })?;
@@ -154,14 +156,19 @@ impl Stage {
         let end = Instant::now() + DEADLINE;
         let body = expand(&step["body"], &self.names);
         let until = &step["until"];
+        let field = until["field"].as_str().unwrap();
+        let instance = until["instance"].as_u64().map(|id| id.to_string());
+        let path = if instance.is_some() { "/query" } else { "/overlap_scores" };
         loop {
-            let response = self.http("POST", "/overlap_scores", Some(&body))?;
+            let response = self.http("POST", path, Some(&body))?;
             let answer = response.json().unwrap_or_default();
-            let rows = answer["workers"].as_array().cloned().unwrap_or_default();
-            let row = rows
-                .iter()
-                .find(|r| r["worker_id"] == until["worker_id"] && r["dp_rank"] == until["dp_rank"])
-                .map(|r| r[until["field"].as_str().unwrap()].as_u64().unwrap_or(0));
+            let row = match &instance {
+                Some(id) => answer["instances"].get(id),
+                None => answer["workers"].as_array().and_then(|rows| {
+                    rows.iter().find(|r| r["worker_id"] == until["worker_id"] && r["dp_rank"] == until["dp_rank"])
+                }),
+            };
+            let row = row.map(|r| r[field].as_u64().unwrap_or(0));
             let holds = match (row, until["min"].as_u64(), until["max"].as_u64()) {
                 (Some(value), Some(min), _) => value >= min,
                 (Some(value), None, Some(max)) => value <= max,

@@ -24,6 +24,8 @@ pub enum Program {
     First,
     /// `POINTSMAN_GOLDEN_CMD_B`, the first without it.
     Second,
+    /// `POINTSMAN_GOLDEN_INDEXER_CMD`, ours with the indexer's face without it.
+    Indexer,
 }
 
 impl Program {
@@ -33,11 +35,17 @@ impl Program {
         let given = match self {
             Self::First => first,
             Self::Second => std::env::var("POINTSMAN_GOLDEN_CMD_B").ok().or(first),
+            Self::Indexer => std::env::var("POINTSMAN_GOLDEN_INDEXER_CMD").ok(),
         };
-        match given {
-            Some(command) => command.split_whitespace().map(|w| w.replace("{port}", &port.to_string())).collect(),
-            None => vec![env!("CARGO_BIN_EXE_pointsman").into(), "selector".into(), "--port".into(), port.to_string()],
+        if let Some(command) = given {
+            return command.split_whitespace().map(|w| w.replace("{port}", &port.to_string())).collect();
         }
+        let port = port.to_string();
+        let mut words = vec![env!("CARGO_BIN_EXE_pointsman"), "selector", "--port", &port];
+        if let Self::Indexer = self {
+            words.extend(["--face", "indexer"]);
+        }
+        words.into_iter().map(str::to_owned).collect()
     }
 }
 

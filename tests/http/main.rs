@@ -5,6 +5,7 @@
 mod catalog;
 mod connections;
 mod envelope;
+mod indexer;
 mod probes;
 mod recovery;
 mod reservations;

@@ -41,6 +41,9 @@ pub(super) struct HttpArgs {
     /// File whose first line is the bearer token that catalog and peer changes must carry
     #[arg(long, env = "POINTSMAN_ADMIN_TOKEN_FILE", value_name = "FILE")]
     pub admin_token_file: Option<PathBuf>,
+    /// Whose shapes /workers, /health, /metrics and the peer routes have
+    #[arg(long, env = "POINTSMAN_FACE", value_enum, default_value_t)]
+    pub face: crate::http::Face,
     /// What `/readyz` waits for, of index, catalog and peers [default: index, and catalog with a workers file]
     #[arg(long, env = "POINTSMAN_READY_REQUIRES", value_name = "WHAT,...")]
     pub ready_requires: Option<ReadyRequirements>,
@@ -182,7 +185,10 @@ Examples:
     DYN_ROUTER_USE_KV_EVENTS=false pointsman selector --port 8092
 
   Take over the index of a running selector, and keep sessions for ten minutes:
-    pointsman selector --indexer-peers http://10.0.0.7:8092 --session-affinity-ttl-secs 600";
+    pointsman selector --indexer-peers http://10.0.0.7:8092 --session-affinity-ttl-secs 600
+
+  Stand in for the standalone indexer:
+    pointsman selector --face indexer --port 8090";
 
 /// Reads an order of waiting requests.
 pub(super) fn parse_queue_policy(word: &str) -> Result<QueuePolicy, String> {

@@ -6,7 +6,11 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    super::{CliError, read_token, runtime},
+    super::{
+        CliError,
+        environment::{self, Environment},
+        read_token, runtime,
+    },
     discovery::Discovery,
     flags::{HttpArgs, SelectorArgs},
 };
@@ -78,6 +82,7 @@ fn log_settings(args: &SelectorArgs, config: &ServiceConfig, http: &HttpConfig) 
         ready_requires = %config.ready_requires,
         workers_file = ?args.workers.workers_file,
         catalog_name = args.workers.catalog_name,
+        face = ?http.face,
         shutdown_delay = ?http.shutdown_delay,
         "effective configuration"
     );
@@ -87,9 +92,12 @@ fn log_settings(args: &SelectorArgs, config: &ServiceConfig, http: &HttpConfig) 
 }
 
 fn http_config(args: &HttpArgs) -> Result<HttpConfig, CliError> {
+    let env = Environment::new(&environment::process);
     let token = args.admin_token_file.as_deref().map(read_token).transpose()?;
     Ok(HttpConfig {
         admin_token: token.and_then(|token| AdminToken::new(&token)),
+        face: args.face,
+        pause_routes: env.boolean("DYN_KV_INDEXER_TEST_ENDPOINTS").unwrap_or(false),
         shutdown_delay: args.shutdown_delay,
         ..HttpConfig::default()
     })

@@ -7,6 +7,7 @@
 
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
+pub mod indexer;
 mod integers;
 mod members;
 pub mod wire;

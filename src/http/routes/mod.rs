@@ -2,6 +2,8 @@
 //! method and path, path parameters, admin token, media type, size, syntax, shape, then the verb's own.
 
 pub(super) mod catalog;
+pub(super) mod indexer;
+pub(super) mod indexer_face;
 pub(super) mod inspection;
 pub(super) mod peers;
 pub(super) mod probes;
@@ -28,7 +30,7 @@ use utoipa::IntoParams;
 
 use super::{
     body::BodyLimits,
-    config::{AdminToken, HttpConfig},
+    config::{AdminToken, Face, HttpConfig},
     error::ApiError,
 };
 use crate::{selection::core::PartitionFilter, service::SelectionService};
@@ -46,6 +48,8 @@ struct AppState {
     limits: BodyLimits,
     catalog_limits: BodyLimits,
     dumps: Arc<Semaphore>,
+    /// Peers of the indexer's face.
+    remembered: indexer_face::RememberedPeers,
 }
 
 impl App {
@@ -56,6 +60,7 @@ impl App {
             limits: BodyLimits { bytes: config.max_body_bytes, time: config.body_timeout },
             catalog_limits: BodyLimits { bytes: config.max_catalog_bytes, time: config.body_timeout },
             dumps: Arc::new(Semaphore::new(CONCURRENT_DUMPS)),
+            remembered: indexer_face::RememberedPeers::default(),
         }))
     }
 
@@ -84,15 +89,35 @@ impl App {
 }
 
 /// All routes.
-pub(super) fn router(app: App) -> Router {
-    Router::new()
-        .route("/health", get(probes::health))
+pub(super) fn router(app: App, config: &HttpConfig) -> Router {
+    let mut routes = Router::new();
+    routes = match config.face {
+        Face::Selector => {
+            routes.route("/health", get(probes::health)).route("/workers", post(workers::upsert).get(workers::list))
+        }
+        Face::Indexer => routes
+            .route("/health", get(indexer_face::health))
+            .route("/workers", post(workers::upsert).get(indexer_face::workers))
+            .route("/register_peer", post(indexer_face::register_peer))
+            .route("/deregister_peer", post(indexer_face::deregister_peer))
+            .route("/peers", get(indexer_face::peers))
+            .route("/reopen_logs", post(indexer_face::reopen_logs)),
+    };
+    if config.pause_routes {
+        routes = routes
+            .route("/test/pause_listener", post(indexer::pause))
+            .route("/test/resume_listener", post(indexer::resume));
+    }
+    routes
+        .route("/register", post(indexer::register))
+        .route("/unregister", post(indexer::unregister))
+        .route("/query", post(indexer::query))
+        .route("/query_by_hash", post(indexer::query_by_hash))
         .route("/ready", get(probes::ready))
         .route("/livez", get(probes::livez))
         .route("/readyz", get(probes::readyz))
         .route("/metrics", get(probes::metrics))
         .route("/openapi.json", get(probes::openapi))
-        .route("/workers", post(workers::upsert).get(workers::list))
         .route("/workers/{worker_id}", patch(workers::update).delete(workers::remove))
         .route("/select", post(selection::select))
         .route("/select_and_reserve", post(selection::select_and_reserve))

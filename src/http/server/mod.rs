@@ -31,7 +31,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower::Service;
 
 use super::{
-    config::HttpConfig,
+    config::{Face, HttpConfig},
     error::{ApiError, Reason},
     metrics::HttpMetrics,
     operations::Operation,
@@ -99,9 +99,12 @@ pub(super) struct Api {
 
 impl Api {
     fn new(service: SelectionService, config: &HttpConfig) -> Self {
-        let metrics = HttpMetrics::register(service.metrics());
+        let metrics = HttpMetrics::register(service.metrics(), config.face);
+        if config.face == Face::Indexer {
+            service.register_instance_metrics();
+        }
         let app = App::new(service, config);
-        Self { router: routes::router(app.clone()), app, metrics }
+        Self { router: routes::router(app.clone(), config), app, metrics }
     }
 
     async fn handle(&self, request: Request<Incoming>) -> Response {

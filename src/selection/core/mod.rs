@@ -3,6 +3,7 @@
 //! | file | verbs |
 //! |---|---|
 //! | `workers` | registration of single workers |
+//! | `instances` | the standalone indexer's verbs |
 //! | `snapshots` | owners and their desired records |
 //! | `upkeep` | periodic work |
 //! | `requests` | selections, reservations, lifecycle, inspection |
@@ -12,6 +13,7 @@
 //! the catalog's lock, which no selection takes.
 
 mod bookings;
+mod instances;
 mod reconcile;
 mod recovery;
 mod requests;

@@ -22,6 +22,9 @@ use crate::selection::{
     worker::{Lifecycle, RankSource, WorkerPlan, WorkerRecord, WorkerRequest, WorkerState},
 };
 
+/// Why a worker that is only indexed takes no bookings.
+const INDEXED_ONLY: &str = "only its cache is indexed";
+
 /// Why a worker with complete metadata has no place.
 enum Refusal {
     /// Its own doing: trying again gives the same answer.
@@ -55,6 +58,7 @@ impl SelectionCore {
         let (lifecycle, not_schedulable_reasons, blocked) = match (placed, state) {
             (Ok(()), WorkerState::Active) => (Lifecycle::Schedulable, Vec::new(), false),
             (Ok(()), WorkerState::Draining) => (Lifecycle::Draining, Vec::new(), false),
+            (Ok(()), WorkerState::Indexed) => (Lifecycle::Unschedulable, vec![INDEXED_ONLY.to_owned()], false),
             (Err((reasons, blocked)), _) => (Lifecycle::Incomplete, reasons, blocked),
         };
         if let Some(attached) = &attached {
@@ -151,7 +155,10 @@ impl SelectionCore {
                 .map_err(|reason| Refusal::Worker(format!("reconciliation failed: {reason}")))?;
         }
         let partition = existing.unwrap_or_else(|| self.create_partition(request.partition(), plan.block_size, None));
-        partition.settle(PartitionTraits { is_eagle: plan.is_eagle, role: plan.role });
+        // What is only indexed says neither.
+        if !plan.indexed_only {
+            partition.settle(PartitionTraits { is_eagle: plan.is_eagle, role: plan.role });
+        }
         if attached.as_ref().is_some_and(|attached| !Arc::ptr_eq(&attached.partition, &partition)) {
             self.detach(catalog, worker_id, attached, counted);
         }
@@ -173,8 +180,10 @@ impl SelectionCore {
         if plan.facts.draining {
             self.count(partition, counted, false);
         }
-        let (ended, joined) = partition.join(&plan.facts);
+        let (ended, joined) =
+            if plan.indexed_only { (partition.leave(worker_id), Ok(())) } else { partition.join(&plan.facts) };
         self.bookings.ended(&ended, BookingEnd::RankLeft, self.clock.now());
+        partition.set_indexed_only(worker_id, plan.indexed_only && joined.is_ok());
         if let Err(error) = joined {
             if attached.is_none() {
                 partition.forget(worker_id, ranks);
@@ -240,6 +249,7 @@ impl SelectionCore {
         let Some(Attached { partition, ranks, streams }) = attached.take() else { return };
         self.count(&partition, counted, false);
         let ended = partition.leave(worker_id);
+        partition.set_indexed_only(worker_id, false);
         self.bookings.ended(&ended, BookingEnd::RankLeft, self.clock.now());
         streams.values().for_each(|stream| stream.sink.close());
         partition.forget(worker_id, ranks.all());
@@ -322,7 +332,7 @@ fn check_traits(partition: &Partition, plan: &WorkerPlan) -> Result<(), String> 
         let (existing, requested) = (partition.block_size, plan.block_size);
         return Err(format!("block_size mismatch for {key}: existing={existing}{comma} requested={requested}"));
     }
-    let Some(traits) = traits else { return Ok(()) };
+    let Some(traits) = traits.filter(|_| !plan.indexed_only) else { return Ok(()) };
     if traits.is_eagle != plan.is_eagle {
         return Err(format!("is_eagle mismatch for {key}: existing={} requested={}", traits.is_eagle, plan.is_eagle));
     }

@@ -38,12 +38,22 @@ impl Partition {
 
     /// Whether `worker_id` is the only worker.
     pub(in crate::selection) fn is_only_worker(&self, worker_id: u64) -> bool {
-        self.state.lock().workers.keys().all(|&id| id == worker_id)
+        self.state.lock().workers.keys().chain(&*self.indexed_only.lock()).all(|&id| id == worker_id)
     }
 
-    /// Whether nobody joined.
+    /// Whether nobody joined and nobody is indexed.
     pub(in crate::selection) fn has_no_worker(&self) -> bool {
-        self.state.lock().workers.is_empty()
+        self.state.lock().workers.is_empty() && self.indexed_only.lock().is_empty()
+    }
+
+    /// Whether a worker has listeners here without having joined.
+    pub(in crate::selection) fn set_indexed_only(&self, worker_id: u64, indexed_only: bool) {
+        let mut ids = self.indexed_only.lock();
+        if indexed_only {
+            ids.insert(worker_id);
+        } else {
+            ids.remove(&worker_id);
+        }
     }
 
     /// Registers a worker or replaces its facts. Ranks it no longer has leave first; bookings of those that stay are

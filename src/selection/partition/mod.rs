@@ -3,14 +3,14 @@
 //! The index is read without a lock. Pick and book are one critical section inside [`Partition::with_state`], which is
 //! never held across an await. A panic inside it fails that call only; the state is rebuilt before the next one.
 //!
-//! Created with the first worker that can join, or by recovery; removed when its last worker leaves.
+//! Created with the first worker that can join or is to be indexed, or by recovery; removed when the last one leaves.
 
 mod index;
 mod membership;
 mod state;
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     fmt,
     sync::{
         Arc, OnceLock,
@@ -54,6 +54,8 @@ pub struct Partition {
     schedulable: AtomicU64,
     /// The index may hold ranks of registered workers that their own events never named: a dump filled it.
     strangers: AtomicBool,
+    /// Workers whose cache is indexed and who did not join.
+    indexed_only: Mutex<BTreeSet<u64>>,
     /// Ranks that are not fully trusted.
     distrusted: Mutex<HashMap<WorkerWithDpRank, Trust>>,
     health: Arc<Health>,
@@ -103,6 +105,7 @@ impl Partition {
             admission: Admission::default(),
             traits: OnceLock::new(),
             schedulable: AtomicU64::new(0),
+            indexed_only: Mutex::default(),
             distrusted: Mutex::default(),
             state: Mutex::new(PartitionState::new(scope, config, Arc::clone(policies), Arc::clone(&health))),
             health,

@@ -28,6 +28,8 @@ pub struct WorkerPlan {
     pub sources: BTreeMap<u32, RankSource>,
     /// What a pick reads.
     pub facts: Arc<WorkerFacts>,
+    /// Its cache is indexed and nothing else: the load tracker never hears of it.
+    pub indexed_only: bool,
 }
 
 impl WorkerPlan {
@@ -63,8 +65,9 @@ impl WorkerRequest {
     ) -> Result<WorkerPlan, Vec<String>> {
         let fields = &self.fields;
         let mut reasons = Vec::new();
+        let indexed_only = state == WorkerState::Indexed;
         let endpoint = fields.endpoint.as_deref().unwrap_or_default();
-        if endpoint.is_empty() {
+        if endpoint.is_empty() && !indexed_only {
             reasons.push("endpoint is required".to_owned());
         }
         let block_size = fields.block_size.unwrap_or(0);
@@ -75,10 +78,15 @@ impl WorkerRequest {
             reasons.push(reason);
             0..0
         });
-        if config.queue_threshold.is_some() && fields.max_num_batched_tokens.is_none() {
+        if config.queue_threshold.is_some() && fields.max_num_batched_tokens.is_none() && !indexed_only {
             reasons.push("max_num_batched_tokens is required while queueing is enabled".to_owned());
         }
-        let sources = if config.use_kv_events { self.sources(&ranks, &mut reasons) } else { BTreeMap::default() };
+        let mut missing = Vec::new();
+        let sources = if config.use_kv_events { self.sources(&ranks, &mut missing) } else { BTreeMap::default() };
+        // Ranks between those that were registered may have no stream.
+        if !indexed_only {
+            reasons.append(&mut missing);
+        }
         if !reasons.is_empty() {
             return Err(reasons);
         }
@@ -89,7 +97,7 @@ impl WorkerRequest {
             max_num_batched_tokens: fields.max_num_batched_tokens,
             total_kv_blocks: fields.total_kv_blocks,
             endpoint: endpoint.into(),
-            draining: state == WorkerState::Draining,
+            draining: state != WorkerState::Active,
             hint_worker_type: fields.router_hint_worker_type.as_deref().unwrap_or_default().into(),
             hint_source: fields.kv_event_source_mode.as_deref() != Some("state_agent_v2"),
             hint_control_endpoints: fields.router_hint_source_control_endpoints.clone(),
@@ -100,6 +108,7 @@ impl WorkerRequest {
             role: fields.worker_role.unwrap_or_default(),
             sources,
             facts: Arc::new(facts),
+            indexed_only,
         })
     }
 

@@ -56,6 +56,8 @@ pub enum WorkerState {
     Active,
     /// Takes no new booking; keeps listener, index and bookings until the last one ends.
     Draining,
+    /// Only its cache is indexed: no selection goes to it, and it carries no load (`POST /register`).
+    Indexed,
 }
 
 /// How strictly KV transfer stays inside a topology domain. Stored and shown; not acted on.
@@ -196,7 +198,7 @@ pub enum Lifecycle {
     Schedulable,
     /// On its way out.
     Draining,
-    /// Gone; only the answer to DELETE says so.
+    /// Gone, as the answer to DELETE says, or never meant to take bookings: only its cache is indexed.
     Unschedulable,
 }
 
@@ -212,6 +214,6 @@ pub struct WorkerRecord {
     pub not_schedulable_reasons: Vec<String>,
     /// Who registered it: `api`, `file.<name>`, `k8s.<namespace>.<set>`. Shown by `GET /catalog?workers=true` only.
     pub owner: Arc<str>,
-    /// Active or draining, as its owner wants it.
+    /// Active, draining or only indexed, as its owner wants it.
     pub state: WorkerState,
 }

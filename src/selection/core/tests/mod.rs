@@ -1,6 +1,7 @@
 //! Tests of the worker side, with recorded event sources and a clock that stands still.
 
 mod dumps;
+mod instances;
 mod panics;
 mod partitions;
 mod snapshots;
