@@ -8,7 +8,7 @@
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use super::{
-    Lane, MAX_LANES,
+    Lane, LaneSet, MAX_LANES,
     chunk::TIERS,
     sync::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence},
     waiting::Waiting,
@@ -115,6 +115,8 @@ impl Default for SlotCell {
 pub(super) struct LaneTable {
     lanes: Table<LaneCell>,
     slots: Table<SlotCell>,
+    /// By 64 lanes, a bit each: its slot has its number. Most have while few ranks came and went.
+    straight: Table<AtomicU64>,
     /// Goes up whenever a lane id is given out again.
     recycled: AtomicU64,
 }
@@ -122,7 +124,7 @@ pub(super) struct LaneTable {
 impl LaneTable {
     /// No lanes.
     pub(super) fn new() -> Self {
-        Self { lanes: Table::new(), slots: Table::new(), recycled: AtomicU64::new(0) }
+        Self { lanes: Table::new(), slots: Table::new(), straight: Table::new(), recycled: AtomicU64::new(0) }
     }
 
     /// The slot of a live lane.
@@ -137,6 +139,32 @@ impl LaneTable {
     pub(super) fn lane_of_slot(&self, slot: u32) -> Option<Lane> {
         let lane = self.slots.get(slot)?.0.load(Ordering::Acquire);
         (lane != NONE).then_some(Lane(lane as u16))
+    }
+
+    /// Adds the slots of the live lanes of a set to `slots`, a bit each; slots past its end are left out.
+    pub(super) fn add_slots(&self, lanes: &LaneSet, slots: &mut [u64]) {
+        let add = |slots: &mut [u64], lane| {
+            if let Some(slot) = self.slot_of(Lane(lane))
+                && let Some(word) = slots.get_mut(slot as usize / 64)
+            {
+                *word |= 1 << (slot % 64);
+            }
+        };
+        let words = match lanes {
+            LaneSet::List(lanes) => return lanes.iter().for_each(|&lane| add(slots, lane)),
+            LaneSet::Bits(words) => words,
+        };
+        for (at, &word) in words.iter().enumerate().filter(|&(_, &word)| word != 0) {
+            let straight = self.straight.get(at as u32).map_or(0, |straight| straight.load(Ordering::Acquire));
+            if let Some(slots) = slots.get_mut(at) {
+                *slots |= word & straight;
+            }
+            let mut left = word & !straight;
+            while left != 0 {
+                add(slots, (at * 64) as u16 + left.trailing_zeros() as u16);
+                left &= left - 1;
+            }
+        }
     }
 
     /// The rank of a live lane.
@@ -179,6 +207,11 @@ impl LaneTable {
         cell.live.store(u32::from(rank.is_some()), Ordering::Relaxed);
         cell.version.store(version.wrapping_add(2), Ordering::Release);
         cell.slot.store(slot.unwrap_or(NONE), Ordering::Release);
+        if let Some(straight) = self.straight.ensure(u32::from(lane) / 64) {
+            let (lanes, bit) = (straight.load(Ordering::Relaxed), 1 << (lane % 64));
+            let lanes = if slot == Some(lane.into()) { lanes | bit } else { lanes & !bit };
+            straight.store(lanes, Ordering::Release);
+        }
     }
 
     /// `false` when there can be no such slot.

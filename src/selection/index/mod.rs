@@ -240,6 +240,11 @@ impl PrefixIndex {
         self.shared.lanes.lane_of_slot(slot)
     }
 
+    /// Adds the slots bound to a set of lanes to `slots`, a bit each; slots past its end are left out. Takes no lock.
+    pub fn add_slots(&self, lanes: &LaneSet, slots: &mut [u64]) {
+        self.shared.lanes.add_slots(lanes, slots);
+    }
+
     /// The rank of a lane; `None` when retired. Takes no lock.
     pub fn rank_of(&self, lane: Lane) -> Option<WorkerWithDpRank> {
         self.shared.lanes.rank_of(lane)

@@ -12,6 +12,7 @@ mod owners;
 mod prefill;
 mod ranks;
 mod slab;
+mod slices;
 mod tracker;
 mod weight;
 
@@ -25,7 +26,12 @@ use std::{
 };
 
 pub use self::tracker::LoadTracker;
-pub(in crate::selection) use self::{forest::Passed, order::OrderSpec, ranks::Row};
+pub(in crate::selection) use self::{
+    forest::Passed,
+    order::OrderSpec,
+    ranks::Row,
+    slices::{Slices, key_of, least_cost},
+};
 
 /// Dense id of a rank in a partition, stable while the rank is registered, reused afterwards.
 pub type Slot = u32;

@@ -3,10 +3,17 @@
 //!
 //! Ranks of one bucket have the same base cost *and* the same inputs of it, so whatever the formula, they cost the same
 //! for prompts they share equally. Draining ranks and ranks whose prefill tokens decay by themselves are in no order.
+//! An order of one group by base cost has them as [`Slices`] too.
 
-use std::collections::{BTreeMap, btree_map::Entry};
+use std::{
+    collections::{BTreeMap, btree_map::Entry},
+    ops::Bound::{Excluded, Unbounded},
+};
 
-use super::{RankLoad, Slot};
+use super::{
+    RankLoad, Slot,
+    slices::{Slices, key_of},
+};
 
 /// What an order sorts by: `prefill_scale * prefill tokens / block size + blocks + request_weight * requests`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -28,6 +35,13 @@ struct Key {
     prefill_tokens: u64,
     blocks: u64,
     requests: u64,
+}
+
+impl Key {
+    /// Its key among [`Slices`].
+    fn sliced(&self) -> u32 {
+        key_of(f64::from_bits(self.cost))
+    }
 }
 
 /// Ranks with equal inputs.
@@ -52,11 +66,14 @@ pub(super) struct Order {
     block_size: f64,
     groups: Vec<BTreeMap<Key, Bucket>>,
     places: Vec<Option<Place>>,
+    /// The same base costs, where there is one group.
+    slices: Option<Slices>,
 }
 
 impl Order {
     pub(super) fn new(spec: OrderSpec, block_size: u32) -> Self {
-        Self { spec, block_size: f64::from(block_size), groups: Vec::new(), places: Vec::new() }
+        let slices = (spec.decode && !spec.by_taints).then(Slices::new);
+        Self { spec, block_size: f64::from(block_size), groups: Vec::new(), places: Vec::new(), slices }
     }
 
     pub(super) fn spec(&self) -> OrderSpec {
@@ -79,6 +96,19 @@ impl Order {
         })
     }
 
+    pub(super) fn slices(&self) -> Option<&Slices> {
+        self.slices.as_ref()
+    }
+
+    /// Whether all ranks with the slot's key in the slices are of the slot's bucket.
+    pub(super) fn is_alone(&self, slot: Slot) -> bool {
+        let Some(Some(place)) = self.places.get(slot as usize) else { return false };
+        let group = &self.groups[place.group as usize];
+        let before = group.range(..place.key).next_back();
+        let after = group.range((Excluded(place.key), Unbounded)).next();
+        before.into_iter().chain(after).all(|(key, _)| key.sliced() != place.key.sliced())
+    }
+
     /// Puts a rank where its load belongs.
     pub(super) fn place(&mut self, slot: Slot, load: &RankLoad, taints: u32) {
         let group = if self.spec.by_taints { taints } else { 0 };
@@ -89,7 +119,10 @@ impl Order {
         {
             return;
         }
-        self.take(slot);
+        let before = self.unlink(slot);
+        if let Some(slices) = &mut self.slices {
+            slices.change(slot, before.map(|key| key.sliced()), Some(key.sliced()));
+        }
         if group as usize >= self.groups.len() {
             self.groups.resize_with(group as usize + 1, BTreeMap::new);
         }
@@ -118,9 +151,18 @@ impl Order {
 
     /// Takes a rank out.
     pub(super) fn take(&mut self, slot: Slot) {
-        let Some(place) = self.places.get_mut(slot as usize).and_then(Option::take) else { return };
+        if let Some(key) = self.unlink(slot)
+            && let Some(slices) = &mut self.slices
+        {
+            slices.change(slot, Some(key.sliced()), None);
+        }
+    }
+
+    /// Takes a rank out of its bucket; returns its key.
+    fn unlink(&mut self, slot: Slot) -> Option<Key> {
+        let place = self.places.get_mut(slot as usize).and_then(Option::take)?;
         let group = &mut self.groups[place.group as usize];
-        let Entry::Occupied(mut entry) = group.entry(place.key) else { return };
+        let Entry::Occupied(mut entry) = group.entry(place.key) else { return Some(place.key) };
         if let Bucket::Many(slots) = entry.get_mut()
             && slots.len() > 1
         {
@@ -130,9 +172,10 @@ impl Order {
             {
                 place_of_moved.position = place.position;
             }
-            return;
+            return Some(place.key);
         }
         entry.remove();
+        Some(place.key)
     }
 
     fn key(&self, load: &RankLoad) -> Key {
@@ -161,5 +204,8 @@ impl Order {
             }
         }
         assert_eq!(count, self.places.iter().flatten().count());
+        if let Some(slices) = &self.slices {
+            slices.check(|slot| Some((*self.places.get(slot as usize)?)?.key.sliced()));
+        }
     }
 }

@@ -16,6 +16,7 @@ use super::{
     owners::Owners,
     ranks::{Rank, Row, TaintSets},
     slab::Slab,
+    slices::Slices,
     weight,
 };
 use crate::selection::{identity::WorkerWithDpRank, moment::Moment};
@@ -349,6 +350,16 @@ impl LoadTracker {
     /// Base costs and slots of one group of a kept order, cheapest first; all slots of a bucket have equal load.
     pub(in crate::selection) fn buckets(&self, order: usize, group: usize) -> impl Iterator<Item = (f64, &[Slot])> {
         self.orders[order].buckets(group)
+    }
+
+    /// The base costs of a kept order bit by bit; none when it has groups.
+    pub(in crate::selection) fn slices(&self, order: usize) -> Option<&Slices> {
+        self.orders[order].slices()
+    }
+
+    /// Whether all ranks that have the slot's key among the slices have the slot's load.
+    pub(in crate::selection) fn is_alone(&self, order: usize, slot: Slot) -> bool {
+        self.orders[order].is_alone(slot)
     }
 
     fn expire_at_booking(&mut self, slot: Slot, now: Moment) -> Vec<BookingId> {

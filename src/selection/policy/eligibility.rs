@@ -64,6 +64,11 @@ impl<'a> Filter<'a> {
         Self { load, allowed: request.allowed_worker_ids, constraints, verdicts }
     }
 
+    /// Whether every rank that takes bookings is eligible, with a factor of 1.
+    pub(super) fn admits_all(&self) -> bool {
+        self.allowed.is_none() && self.verdicts.is_empty()
+    }
+
     /// The factor of the rank's cost; `None` when the rank is not eligible.
     #[inline]
     pub(super) fn admits(&mut self, row: &Row) -> Option<f64> {

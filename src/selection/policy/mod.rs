@@ -10,7 +10,7 @@ use super::{
     error::SelectionError,
     explain::Explanation,
     identity::WorkerWithDpRank,
-    index::{Lane, Matches, PrefixIndex, TierBlocks},
+    index::{Lane, LaneSet, Matches, PrefixIndex, TierBlocks},
     load::{LoadTracker, Slot},
     moment::Moment,
     request::{AffinityTarget, RouterConfigOverride, RoutingConstraints},
@@ -23,6 +23,17 @@ pub trait LaneMap: std::fmt::Debug {
 
     /// The live lane of a bound slot.
     fn lane_of_slot(&self, slot: Slot) -> Option<Lane>;
+
+    /// Adds the slots bound to a set of lanes to `slots`, a bit each; slots past its end are left out.
+    fn add_slots(&self, lanes: &LaneSet, slots: &mut [u64]) {
+        lanes.for_each(|lane| {
+            if let Some(slot) = self.slot_of(lane)
+                && let Some(word) = slots.get_mut(slot as usize / 64)
+            {
+                *word |= 1 << (slot % 64);
+            }
+        });
+    }
 }
 
 impl LaneMap for PrefixIndex {
@@ -32,6 +43,10 @@ impl LaneMap for PrefixIndex {
 
     fn lane_of_slot(&self, slot: Slot) -> Option<Lane> {
         PrefixIndex::lane_of_slot(self, slot)
+    }
+
+    fn add_slots(&self, lanes: &LaneSet, slots: &mut [u64]) {
+        PrefixIndex::add_slots(self, lanes, slots);
     }
 }
 

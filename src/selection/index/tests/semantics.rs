@@ -269,3 +269,43 @@ fn an_export_rebuilds_the_index() {
     assert_eq!(edges(&copy), edges(&index));
     assert_eq!(matched(&copy, B, &[1, 2, 3]), [2, 1, 0, 0]);
 }
+
+#[test]
+fn slots_of_a_set_of_lanes_are_those_of_each() {
+    let index = PrefixIndex::new();
+    let mut rng = fastrand::Rng::with_seed(3);
+    let ranks: Vec<_> = (0..300).map(|worker_id| WorkerWithDpRank { worker_id, dp_rank: 0 }).collect();
+    let check = |rng: &mut fastrand::Rng| {
+        let lanes: Vec<u16> = (0..700).filter(|_| rng.bool()).collect();
+        let mut words = vec![0_u64; 11];
+        lanes.iter().for_each(|lane| words[usize::from(lane / 64)] |= 1 << (lane % 64));
+        let mut wanted = vec![0_u64; 4];
+        for slot in lanes.iter().filter_map(|&lane| index.slot_of(Lane(lane))).filter(|&slot| slot < 256) {
+            wanted[slot as usize / 64] |= 1 << (slot % 64);
+        }
+        for set in [LaneSet::Bits(words), LaneSet::List(lanes)] {
+            let mut slots = vec![0_u64; 4];
+            index.add_slots(&set, &mut slots);
+            assert_eq!(slots, wanted);
+        }
+    };
+    for (slot, &rank) in ranks.iter().enumerate() {
+        assert!(index.bind_slot(rank, slot as u32));
+    }
+    check(&mut rng);
+    for _ in 0..40 {
+        for _ in 0..20 {
+            let slot = rng.usize(0..ranks.len());
+            match rng.u8(0..3) {
+                0 => index.unbind_slot(ranks[slot]),
+                1 => assert!(index.bind_slot(ranks[slot], slot as u32)),
+                _ => {
+                    store(&index, ranks[slot], Tier::Device, None, &[(101, 1)]);
+                    index.clear(ranks[slot]);
+                }
+            }
+        }
+        while index.sweep(1_000) {}
+        check(&mut rng);
+    }
+}

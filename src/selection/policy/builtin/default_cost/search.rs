@@ -3,9 +3,13 @@
 //! A rank that shares nothing with the prompt costs its base cost plus what the prompt costs anybody, so ranks are
 //! walked in the order of their base cost. Ranks in small match classes and small sets of live prompts are priced
 //! first. What any other rank can gain is bounded by the best of the wide classes and sets that are left; the walk ends
-//! where no gain can beat the best cost found. Costs always come from the formula itself: order and bound only decide
-//! what is *not* priced, so rounding cannot change the result.
+//! where no gain can beat the best cost found. Where it does not end soon, because ranks that gain much are not among the
+//! cheapest, the rest is searched by cells (`cells`). Costs always come from the formula itself: order and bound only
+//! decide what is *not* priced, so rounding cannot change the result.
 
+mod cells;
+
+use self::cells::Sets;
 use super::cost::{Formula, Inputs};
 use crate::selection::{
     index::{MatchClass, TierBlocks},
@@ -22,6 +26,9 @@ const LARGE: usize = if cfg!(test) { 3 } else { 8 };
 /// Most samples taken of a large bucket before other means are tried.
 const SAMPLES: usize = if cfg!(test) { 4 } else { 32 };
 
+/// The same where ranks can be dealt with by cells.
+const FEW_SAMPLES: usize = 4;
+
 /// Bound on the relative rounding error of a cost: some ten operations of half a unit in the last place each.
 const ROUNDING: f64 = 1e-14;
 
@@ -33,6 +40,9 @@ pub(super) struct Scratch {
     /// By slot: the pick in which it was last priced.
     priced: Vec<u64>,
     pick: u64,
+    /// Slots priced in this pick.
+    done: Vec<Slot>,
+    sets: Sets,
     #[cfg(test)]
     pub(super) trace: Trace,
 }
@@ -60,6 +70,15 @@ struct Wide<'a> {
     credit: f64,
 }
 
+/// What a walk left to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Walk {
+    /// The other groups, if any.
+    GroupDone,
+    /// Nothing.
+    AllDone,
+}
+
 /// One search.
 pub(super) struct Search<'a> {
     request: &'a PickRequest<'a>,
@@ -69,6 +88,8 @@ pub(super) struct Search<'a> {
     path: &'a [Passed],
     priced: &'a mut [u64],
     pick: u64,
+    done: &'a mut Vec<Slot>,
+    sets: &'a mut Sets,
     rng: &'a mut fastrand::Rng,
     /// Deepest credit last.
     wide: Vec<Wide<'a>>,
@@ -96,6 +117,7 @@ impl<'a> Search<'a> {
         if scratch.priced.len() < load.rows().len() {
             scratch.priced.resize(load.rows().len(), 0);
         }
+        scratch.done.clear();
         load.walk(request.sequence, &mut scratch.path);
         Self {
             request,
@@ -105,6 +127,8 @@ impl<'a> Search<'a> {
             path: &scratch.path,
             priced: &mut scratch.priced,
             pick: scratch.pick,
+            done: &mut scratch.done,
+            sets: &mut scratch.sets,
             rng,
             wide: Vec::new(),
             wide_runs: 0,
@@ -160,7 +184,9 @@ impl<'a> Search<'a> {
         }
         groups.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
         for (_, group, multiplier) in groups {
-            self.walk(order, group, multiplier);
+            if self.walk(order, group, multiplier) == Walk::AllDone {
+                break;
+            }
         }
         self.finish()
     }
@@ -210,30 +236,41 @@ impl<'a> Search<'a> {
         });
     }
 
-    fn walk(&mut self, order: usize, group: usize, multiplier: f64) {
+    fn walk(&mut self, order: usize, group: usize, multiplier: f64) -> Walk {
         let load = self.load;
         let mut walked = 0;
         for (base, slots) in load.buckets(order, group) {
             // Not written as `<=`: a bound that is not a number ends nothing.
             if self.bound(base, multiplier) > self.best {
-                return;
+                return Walk::GroupDone;
             }
             if slots.len() > LARGE {
-                self.bucket(slots, multiplier);
+                if self.bucket(order, slots, multiplier) == Walk::AllDone {
+                    return Walk::AllDone;
+                }
                 continue;
             }
             slots.iter().for_each(|&slot| self.visit(slot));
             walked += slots.len();
+            if walked > LARGE && self.by_cells(order) {
+                return Walk::AllDone;
+            }
             if walked > SMALL && self.narrow(walked) {
                 walked = 0;
             }
         }
+        Walk::GroupDone
     }
 
     /// Least cost of any rank not priced yet whose base cost is at least `base`.
     fn bound(&self, base: f64, multiplier: f64) -> f64 {
-        let prompt = self.formula.prompt_cost();
         let gain = self.wide.last().map_or(0.0, |wide| wide.credit) + self.widest_shared() as f64;
+        self.bound_of(base, gain, multiplier)
+    }
+
+    /// Least cost of a rank whose base cost is at least `base` and which gains at most `gain`.
+    fn bound_of(&self, base: f64, gain: f64, multiplier: f64) -> f64 {
+        let prompt = self.formula.prompt_cost();
         let rounding = (base + prompt + gain) * ROUNDING;
         (multiplier * ((base + prompt - gain).max(0.0) - rounding)).min(f64::MAX)
     }
@@ -244,30 +281,35 @@ impl<'a> Search<'a> {
     }
 
     /// Deals with ranks of equal load without pricing each.
-    fn bucket(&mut self, slots: &'a [Slot], multiplier: f64) {
+    fn bucket(&mut self, order: usize, slots: &'a [Slot], multiplier: f64) -> Walk {
         loop {
             let least = self.least_of(slots[0], multiplier);
             if least > self.best {
-                return;
+                return Walk::GroupDone;
             }
             if least == self.best {
                 self.pools.push(slots);
-                return;
+                return Walk::GroupDone;
             }
-            for _ in 0..SAMPLES.min(slots.len() / 2) {
+            let samples = if self.has_cells(order) { FEW_SAMPLES } else { SAMPLES };
+            for _ in 0..samples.min(slots.len() / 2) {
                 let slot = slots[self.rng.usize(0..slots.len())];
                 if self.cost_of_unpriced(slot) == Some(least) {
                     self.best = least;
                     (self.chosen, self.ties) = (None, 0);
                     self.pools.clear();
                     self.pools.push(slots);
-                    return;
+                    return Walk::GroupDone;
                 }
             }
-            // Nobody here seems to be in the best wide class: take it out of the bound if that is cheaper.
+            // Nobody here seems to be in the best wide class.
+            if self.by_cells(order) {
+                return Walk::AllDone;
+            }
+            // Take it out of the bound if that is cheaper.
             if !self.narrow(slots.len()) {
                 slots.iter().for_each(|&slot| self.visit(slot));
-                return;
+                return Walk::GroupDone;
             }
         }
     }
@@ -346,7 +388,11 @@ impl<'a> Search<'a> {
 
     /// Marks a slot as priced; whether it was.
     fn mark(&mut self, slot: Slot) -> bool {
-        std::mem::replace(&mut self.priced[slot as usize], self.pick) == self.pick
+        let marked = std::mem::replace(&mut self.priced[slot as usize], self.pick) == self.pick;
+        if !marked {
+            self.done.push(slot);
+        }
+        marked
     }
 
     fn inputs(&self, slot: Slot, cached: Option<TierBlocks>, shared: Option<u64>) -> Inputs {
@@ -361,22 +407,29 @@ impl<'a> Search<'a> {
     fn price(&mut self, slot: Slot, cached: Option<TierBlocks>, shared: Option<u64>, multiplier: f64) {
         self.look();
         let cost = self.formula.cost(&self.inputs(slot, cached, shared), multiplier);
-        if cost < self.best {
-            self.best = cost;
-            (self.chosen, self.ties) = (Some(slot), 1);
-            self.pools.clear();
-        } else if cost == self.best {
-            self.ties += 1;
-            if self.rng.u64(0..self.ties) == 0 {
-                self.chosen = Some(slot);
-            }
-        }
+        self.take(cost, 1, |_| Some(slot));
         #[cfg(test)]
         if cost == self.best {
-            if self.ties == 1 {
+            self.trace.tied.insert(slot);
+        }
+    }
+
+    /// `count` ranks cost `cost` each; `draw` draws one of them.
+    fn take(&mut self, cost: f64, count: u64, draw: impl FnOnce(&mut fastrand::Rng) -> Option<Slot>) {
+        if cost < self.best {
+            self.best = cost;
+            self.ties = 0;
+            self.pools.clear();
+        }
+        if cost == self.best {
+            #[cfg(test)]
+            if self.ties == 0 {
                 self.trace.tied.clear();
             }
-            self.trace.tied.insert(slot);
+            self.ties += count;
+            if self.ties == count || self.rng.u64(0..self.ties) < count {
+                self.chosen = draw(self.rng);
+            }
         }
     }
 
@@ -413,6 +466,10 @@ impl<'a> Search<'a> {
             }
         }
         if drawn.is_none() {
+            if self.ties == 0 {
+                // Found by a sample; what its rank holds may have changed since.
+                self.best = f64::INFINITY;
+            }
             for pool in std::mem::take(&mut self.pools) {
                 pool.iter().for_each(|&slot| self.visit(slot));
             }
