@@ -1,6 +1,7 @@
 //! Request verbs of the core in process: `select`, and `select_and_reserve` with its release, by number of workers.
 //!
-//! Prompts have 128 blocks; half of them are a prefix that a quarter of the workers hold and live bookings share.
+//! Prompts have 128 blocks; half of them are a prefix that a quarter of the workers hold and live bookings share. With
+//! events off, the blocks of the last second's bookings are held instead, and expire.
 //! `cargo bench --bench core -- reserve` runs one group. Times are CPU times of the one thread that works.
 
 #![allow(missing_docs, reason = "criterion's macro makes a public function")]
@@ -15,6 +16,7 @@ use std::{
     pin::pin,
     sync::{Arc, Mutex},
     task::{Context, Poll, Waker},
+    time::Duration,
 };
 
 use cpu_time::CpuTime;
@@ -83,14 +85,12 @@ fn request(prompt: PromptInput) -> SelectRequest {
     }
 }
 
-fn core_with(workers: u64) -> Arc<SelectionCore> {
+fn core_with(workers: u64, config: SelectionConfig) -> Arc<SelectionCore> {
     let sinks = Arc::new(Sinks::default());
-    let core = SelectionCore::try_new(
-        SelectionConfig::default(),
-        Arc::new(SystemClock::default()),
-        Arc::clone(&sinks) as Arc<dyn EventSources>,
-    )
-    .expect("default settings are valid");
+    let events = config.use_kv_events;
+    let core =
+        SelectionCore::try_new(config, Arc::new(SystemClock::default()), Arc::clone(&sinks) as Arc<dyn EventSources>)
+            .expect("default settings are valid");
     let shared: Vec<u64> = (1..=SHARED.unsigned_abs()).collect();
     let mut seqs = Vec::new();
     hash::sequence_hashes(&shared, &mut seqs);
@@ -98,7 +98,7 @@ fn core_with(workers: u64) -> Arc<SelectionCore> {
     for worker_id in 1..=workers {
         let fields = WorkerFields {
             endpoint: Some(format!("http://10.0.0.{worker_id}:8000")),
-            kv_events_endpoint: Some(format!("tcp://10.0.0.{worker_id}:5557")),
+            kv_events_endpoint: events.then(|| format!("tcp://10.0.0.{worker_id}:5557")),
             block_size: Some(BLOCK_SIZE),
             ..WorkerFields::default()
         };
@@ -109,7 +109,7 @@ fn core_with(workers: u64) -> Arc<SelectionCore> {
             fields,
         });
         record.expect("accepted");
-        if worker_id % 4 == 0 {
+        if events && worker_id % 4 == 0 {
             sinks.0.lock().expect("no panic under the lock")[&worker_id].store(0, Tier::Device, None, &blocks);
         }
     }
@@ -122,7 +122,7 @@ fn core_with(workers: u64) -> Arc<SelectionCore> {
 fn bench(c: &mut Criterion<CpuTime>) {
     for workers in WORKERS {
         // Built only when a benchmark of this size is wanted.
-        let core = std::cell::LazyCell::new(|| core_with(workers));
+        let core = std::cell::LazyCell::new(|| core_with(workers, SelectionConfig::default()));
         let mut group = c.benchmark_group("select");
         let mut tail = 0;
         group.bench_function(BenchmarkId::new("128 hashes", workers), |b| {
@@ -163,9 +163,39 @@ fn bench(c: &mut Criterion<CpuTime>) {
     }
 }
 
+/// Each cycle records its prompt in the index of own decisions.
+fn bench_events_off(c: &mut Criterion<CpuTime>) {
+    let mut group = c.benchmark_group("reserve and free, events off");
+    for workers in [64, 512] {
+        let config =
+            SelectionConfig { use_kv_events: false, ttl: Duration::from_secs(1), ..SelectionConfig::default() };
+        let core = std::cell::LazyCell::new(|| core_with(workers, config.clone()));
+        let mut tail = 0;
+        group.bench_function(BenchmarkId::new("128 hashes", workers), |b| {
+            let core = &*core;
+            b.iter_batched(
+                || {
+                    tail += 1;
+                    (tail, request(prompt(tail)))
+                },
+                |(tail, request)| {
+                    let answer = now(core.select_and_reserve(request)).expect("booked");
+                    core.free_reservation(answer.selection_id.as_deref().expect("generated")).expect("freed");
+                    if tail % 256 == 0 {
+                        core.tick();
+                    }
+                    black_box(answer)
+                },
+                BatchSize::SmallInput,
+            );
+        });
+    }
+    group.finish();
+}
+
 criterion_group! {
     name = benches;
     config = Criterion::default().with_measurement(CpuTime);
-    targets = bench
+    targets = bench, bench_events_off
 }
 criterion_main!(benches);
