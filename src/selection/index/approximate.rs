@@ -1,13 +1,15 @@
 //! An index of the router's own decisions, for engines without events and for predict-on-route: each booking records
 //! its prompt for the chosen rank, and each block goes at its deadline unless booked again (spec index 8.1).
 //!
-//! Deadlines are ticks of 100 ms since the start, kept by rank and block. A block is queued once, for the deadline it
-//! had when it was queued; when that comes and a later booking has moved the deadline, it is queued again. So memory
-//! is bounded by the blocks that are held, however often they are booked, and a block costs one visit a TTL.
+//! Deadlines are ticks of 100 ms since the start. A rank's blocks are kept as runs: pieces of prompts that were always
+//! booked together and so go together; a booking that ends or leaves inside a run cuts it in two. Invariants: a block a
+//! rank holds is in one run; within a run each block is the parent of the next; a run is queued once, for the deadline
+//! it had when it was queued; when that comes and a later booking has moved the deadline, it is queued again. So memory
+//! is bounded by the blocks that are held, however often they are booked, and a run costs one visit a TTL.
 
 use std::{collections::BTreeMap, time::Duration};
 
-use hashbrown::{HashMap, hash_map::Entry};
+use hashbrown::HashMap;
 use parking_lot::Mutex;
 
 use super::{PrefixIndex, StoredBlock};
@@ -19,6 +21,9 @@ use crate::selection::{
 /// Length of a tick of the expiry clock.
 const TICK: Duration = Duration::from_millis(100);
 
+/// Most blocks of a run; bounds the copy that a cut makes. Tests meet the edge with short prompts.
+const MAX_RUN: usize = if cfg!(test) { 8 } else { 512 };
+
 /// Prefix index whose blocks expire `ttl` after they were last booked, rounded up to 100 ms.
 #[derive(Debug)]
 pub struct ApproximateIndex {
@@ -28,73 +33,100 @@ pub struct ApproximateIndex {
     expiry: Mutex<Expiry>,
 }
 
-/// Blocks of one rank, by their seqs.
-type Blocks = (WorkerWithDpRank, Box<[u64]>);
+/// Blocks of one rank that go together.
+#[derive(Debug)]
+struct Run {
+    /// Tick at which they go.
+    deadline: u32,
+    seqs: Box<[u64]>,
+}
+
+/// Runs of one rank by their first seqs.
+type Runs = HashMap<u64, Run>;
 
 /// When what goes.
 #[derive(Debug, Default)]
 struct Expiry {
-    /// Tick at which a block of a rank goes.
-    deadlines: HashMap<WorkerWithDpRank, HashMap<u64, u32>>,
-    /// What is looked at at a tick.
-    due: BTreeMap<u32, Vec<Blocks>>,
+    ranks: HashMap<WorkerWithDpRank, Runs>,
+    due: Due,
 }
 
-impl Expiry {
-    /// `rank` holds `seqs` until `deadline`.
-    fn book(&mut self, rank: WorkerWithDpRank, seqs: &[u64], deadline: u32) {
-        let deadlines = self.deadlines.entry(rank).or_default();
-        let mut fresh = Vec::new();
-        for &seq in seqs {
-            match deadlines.entry(seq) {
-                Entry::Occupied(mut held) => *held.get_mut() = deadline,
-                Entry::Vacant(free) => {
-                    free.insert(deadline);
-                    fresh.push(seq);
-                }
-            }
-        }
-        self.queue(deadline, rank, fresh);
+/// What is looked at at a tick.
+#[derive(Debug, Default)]
+struct Due(BTreeMap<u32, Vec<(WorkerWithDpRank, u64)>>);
+
+impl Due {
+    fn queue(&mut self, tick: u32, rank: WorkerWithDpRank, first: u64) {
+        self.0.entry(tick).or_default().push((rank, first));
     }
 
-    fn queue(&mut self, tick: u32, rank: WorkerWithDpRank, seqs: Vec<u64>) {
-        if !seqs.is_empty() {
-            self.due.entry(tick).or_default().push((rank, seqs.into()));
-        }
-    }
-
-    /// The next blocks that go at or before `tick`; those that were booked again are queued again. `None` when nothing
-    /// is due.
-    fn next(&mut self, tick: u32) -> Option<(WorkerWithDpRank, Vec<u64>)> {
-        let mut due = self.due.first_entry().filter(|entry| *entry.key() <= tick)?;
-        let blocks = due.get_mut().pop();
+    /// Something that is due at or before `tick`.
+    fn next(&mut self, tick: u32) -> Option<(WorkerWithDpRank, u64)> {
+        let mut due = self.0.first_entry().filter(|entry| *entry.key() <= tick)?;
+        let next = due.get_mut().pop();
         if due.get().is_empty() {
             due.remove();
         }
-        let (rank, seqs) = blocks?;
-        let Some(deadlines) = self.deadlines.get_mut(&rank) else { return Some((rank, Vec::new())) };
-        let mut gone = Vec::new();
-        let mut later: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
-        for &seq in &seqs {
-            match deadlines.get(&seq) {
-                Some(&deadline) if deadline > tick => later.entry(deadline).or_default().push(seq),
-                Some(_) => {
-                    deadlines.remove(&seq);
-                    gone.push(seq);
-                }
-                None => {}
+        next
+    }
+}
+
+/// Blocks at which `run` and `prompt` agree; their first ones are known to. A seq fixes all before it.
+fn matching(run: &[u64], prompt: &[u64]) -> usize {
+    let both = run.len().min(prompt.len());
+    if run[both - 1] == prompt[both - 1] {
+        return both;
+    }
+    run.iter().zip(prompt).take_while(|(a, b)| a == b).count()
+}
+
+impl Expiry {
+    /// `rank` holds the blocks `seqs`, from the root on, until `deadline`.
+    fn book(&mut self, rank: WorkerWithDpRank, seqs: &[u64], deadline: u32) {
+        let runs = self.ranks.entry(rank).or_default();
+        let mut rest = seqs;
+        while let Some(&first) = rest.first() {
+            let Some(run) = runs.get_mut(&first) else {
+                // Not past a block that begins a run: its parent may have gone before it.
+                let most = rest.len().min(MAX_RUN);
+                let length = (1..most).find(|&at| runs.contains_key(&rest[at])).unwrap_or(most);
+                let (fresh, after) = rest.split_at(length);
+                runs.insert(first, Run { deadline, seqs: fresh.into() });
+                self.due.queue(deadline, rank, first);
+                rest = after;
+                continue;
+            };
+            let matched = matching(&run.seqs, rest);
+            let before = std::mem::replace(&mut run.deadline, deadline);
+            if matched < run.seqs.len() {
+                let (upper, lower) = run.seqs.split_at(matched);
+                let (upper, lower): (Box<[u64]>, Box<[u64]>) = (upper.into(), lower.into());
+                run.seqs = upper;
+                self.due.queue(before, rank, lower[0]);
+                runs.insert(lower[0], Run { deadline: before, seqs: lower });
             }
+            rest = &rest[matched..];
         }
+    }
+
+    /// The next blocks that go at or before `tick`; none when they were booked again. `None` when nothing is due.
+    fn next(&mut self, tick: u32) -> Option<(WorkerWithDpRank, Box<[u64]>)> {
+        let (rank, first) = self.due.next(tick)?;
+        let nothing = Some((rank, Box::default()));
+        let Some(runs) = self.ranks.get_mut(&rank) else { return nothing };
+        let Some(run) = runs.get(&first) else { return nothing };
+        if run.deadline > tick {
+            self.due.queue(run.deadline, rank, first);
+            return nothing;
+        }
+        let Some(gone) = runs.remove(&first) else { return nothing };
         // Gives memory back as blocks go, a quarter at a time.
-        if deadlines.is_empty() {
-            self.deadlines.remove(&rank);
-        } else if deadlines.len() * 4 < deadlines.capacity() {
-            deadlines.shrink_to(deadlines.len() * 2);
+        if runs.is_empty() {
+            self.ranks.remove(&rank);
+        } else if runs.len() * 4 < runs.capacity() {
+            runs.shrink_to(runs.len() * 2);
         }
-        for (tick, seqs) in later {
-            self.queue(tick, rank, seqs);
-        }
-        Some((rank, gone))
+        Some((rank, gone.seqs))
     }
 }
 
@@ -134,7 +166,9 @@ impl ApproximateIndex {
             // Given up between the bookings' parts: bookings come in while much expires.
             let mut expiry = self.expiry.lock();
             let Some((rank, seqs)) = expiry.next(tick) else { return gone };
-            gone += self.index.remove(rank, Tier::Device, &seqs).removed;
+            if !seqs.is_empty() {
+                gone += self.index.remove(rank, Tier::Device, &seqs).removed;
+            }
         }
     }
 }
@@ -195,7 +229,7 @@ mod tests {
         assert_eq!((matched(&index, A, &[1, 2, 3]), matched(&index, B, &[1, 2, 3])), (2, 0));
         assert_eq!((index.expire(ms(1_499)), index.expire(ms(1_500))), (0, 2));
         let expiry = index.expiry.lock();
-        assert!(expiry.due.is_empty() && expiry.deadlines.is_empty());
+        assert!(expiry.due.0.is_empty() && expiry.ranks.is_empty());
     }
 
     #[test]
@@ -217,15 +251,16 @@ mod tests {
     }
 
     #[test]
-    fn a_block_is_queued_once_however_often_it_is_booked() {
+    fn a_run_is_queued_once_however_often_it_is_booked() {
         let index = ApproximateIndex::new(Duration::from_secs(1), ms(0));
         let locals: Vec<u64> = (1..=100).collect();
         for k in 0..5_000 {
             index.record(A, &locals, &seqs_of(&locals), ms(k));
             index.expire(ms(k));
         }
-        let queued: usize = index.expiry.lock().due.values().flatten().map(|(_, seqs)| seqs.len()).sum();
-        assert_eq!((queued, matched(&index, A, &locals)), (100, 100));
+        let expiry = index.expiry.lock();
+        let (queued, runs): (usize, usize) = (expiry.due.0.values().map(Vec::len).sum(), expiry.ranks[&A].len());
+        assert_eq!((queued, runs, matched(&index, A, &locals)), (runs, 100_usize.div_ceil(MAX_RUN), 100));
     }
 
     #[test]
@@ -250,6 +285,11 @@ mod tests {
                 assert_eq!(index.expire(ms(now)), before - deadlines.len(), "seed {seed} step {step}");
                 let want = seqs_of(&locals).iter().take_while(|&&seq| deadlines.contains_key(&(rank, seq))).count();
                 assert_eq!(matched(&index, rank, &locals), want as u32, "seed {seed} step {step}");
+                let expiry = index.expiry.lock();
+                let queued: usize = expiry.due.0.values().map(Vec::len).sum();
+                let runs = || expiry.ranks.values().flat_map(|runs| runs.values());
+                let blocks: usize = runs().map(|run| run.seqs.len()).sum();
+                assert_eq!((queued, blocks), (runs().count(), deadlines.len()), "seed {seed} step {step}");
             }
         }
     }

@@ -9,6 +9,9 @@ use super::{
     writer::{DEVICE, MAX_TWINS, Writer},
 };
 
+/// Names fetched ahead of their turn.
+const AHEAD: usize = 24;
+
 /// A block that a store gave to a lane.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Gained {
@@ -144,7 +147,10 @@ impl Writer {
     pub(super) fn settle(&mut self, act: Act<'_>) {
         let mut gained = std::mem::take(&mut self.gained);
         let mut excess = Vec::new();
-        for &Gained { name, handle, insert } in &gained {
+        for (k, &Gained { name, handle, insert }) in gained.iter().enumerate() {
+            if let Some(ahead) = gained.get(k + AHEAD) {
+                self.columns.prefetch(ahead.name);
+            }
             if insert {
                 self.columns.insert(name, handle, act.cx);
             }
