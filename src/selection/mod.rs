@@ -26,6 +26,7 @@ pub mod prompt;
 pub mod queue;
 pub mod request;
 pub mod sessions;
+mod slab;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod worker;

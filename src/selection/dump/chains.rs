@@ -1,8 +1,9 @@
-//! Whole prompts out of an index of own decisions, whose blocks are named by their chained hashes.
+//! Whole prompts out of an index, for one of own decisions.
 
 use hashbrown::HashMap;
 
 use crate::selection::{
+    hash,
     identity::{Tier, WorkerWithDpRank},
     index::PrefixIndex,
 };
@@ -10,7 +11,6 @@ use crate::selection::{
 /// A block and the one before it.
 struct Node {
     local: u64,
-    seq: u64,
     parent: Option<usize>,
 }
 
@@ -36,7 +36,7 @@ pub(in crate::selection) fn for_each_chain(
         }
         for block in &run.blocks {
             known.insert((run.rank, block.name), nodes.len());
-            nodes.push(Node { local: block.local, seq: block.name, parent });
+            nodes.push(Node { local: block.local, parent });
             parent = Some(nodes.len() - 1);
         }
         ends.push((run.rank, nodes.len() - 1));
@@ -44,15 +44,14 @@ pub(in crate::selection) fn for_each_chain(
     let (mut locals, mut seqs) = (Vec::new(), Vec::new());
     for (rank, end) in ends {
         locals.clear();
-        seqs.clear();
         let mut next = Some(end);
         while let Some(node) = next.map(|at| &nodes[at]) {
             locals.push(node.local);
-            seqs.push(node.seq);
             next = node.parent;
         }
         locals.reverse();
-        seqs.reverse();
+        // Not the names: those are whatever the dump says.
+        hash::sequence_hashes(&locals, &mut seqs);
         visit(rank, &locals, &seqs);
     }
 }

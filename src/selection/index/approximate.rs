@@ -1,13 +1,18 @@
 //! An index of the router's own decisions, for engines without events and for predict-on-route: each booking records
 //! its prompt for the chosen rank, and each block goes at its deadline unless booked again (spec index 8.1).
 //!
-//! Deadlines are ticks of 100 ms since the start. A rank's blocks are kept as runs: pieces of prompts that were always
-//! booked together and so go together; a booking that ends or leaves inside a run cuts it in two. Invariants: a block a
-//! rank holds is in one run; within a run each block is the parent of the next; a run is queued once, for the deadline
-//! it had when it was queued; when that comes and a later booking has moved the deadline, it is queued again. So memory
-//! is bounded by the blocks that are held, however often they are booked, and a run costs one visit a TTL.
+//! Deadlines are ticks of 100 ms since the start. A rank's blocks are kept as a forest of runs: pieces of prompts that
+//! were always booked together and so go together; a booking that ends or leaves inside a run cuts it in two.
+//! Invariants: a block that a rank holds is in one run; a run's deadline is not before its children's, since whoever
+//! books a block books all before it; a run goes after its children, so that the index, which keeps no names here,
+//! finds it along its path; a run is queued once, for the deadline it had when it was queued; when that comes and a
+//! later booking has moved the deadline, it is queued again. So memory is bounded by the blocks that are held, however
+//! often they are booked, and a run costs one visit a TTL.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::Duration,
+};
 
 use hashbrown::HashMap;
 use parking_lot::Mutex;
@@ -16,6 +21,7 @@ use super::{PrefixIndex, StoredBlock};
 use crate::selection::{
     identity::{Tier, WorkerWithDpRank},
     moment::Moment,
+    slab::Slab,
 };
 
 /// Length of a tick of the expiry clock.
@@ -33,16 +39,26 @@ pub struct ApproximateIndex {
     expiry: Mutex<Expiry>,
 }
 
-/// Blocks of one rank that go together.
+/// No run: the parent of those that begin at the root.
+const ROOT: u32 = u32::MAX;
+
+/// Blocks of one rank that go together. Its id is stable at its end: a cut gives a new one to the upper part.
 #[derive(Debug)]
 struct Run {
     /// Tick at which they go.
     deadline: u32,
+    parent: u32,
+    children: u32,
     seqs: Box<[u64]>,
 }
 
-/// Runs of one rank by their first seqs.
-type Runs = HashMap<u64, Run>;
+/// Runs of one rank.
+#[derive(Debug)]
+struct Runs {
+    runs: Slab<Run>,
+    /// By parent and first seq.
+    heads: HashMap<(u32, u64), u32>,
+}
 
 /// When what goes.
 #[derive(Debug, Default)]
@@ -51,89 +67,144 @@ struct Expiry {
     due: Due,
 }
 
-/// What is looked at at a tick.
+/// Runs that are looked at at a tick.
 #[derive(Debug, Default)]
-struct Due(BTreeMap<u32, Vec<(WorkerWithDpRank, u64)>>);
+struct Due(BTreeMap<u32, VecDeque<(WorkerWithDpRank, u32)>>);
 
 impl Due {
-    fn queue(&mut self, tick: u32, rank: WorkerWithDpRank, first: u64) {
-        self.0.entry(tick).or_default().push((rank, first));
+    fn queue(&mut self, tick: u32, rank: WorkerWithDpRank, run: u32) {
+        self.0.entry(tick).or_default().push_back((rank, run));
     }
 
-    /// Something that is due at or before `tick`.
-    fn next(&mut self, tick: u32) -> Option<(WorkerWithDpRank, u64)> {
+    /// Something that is due at or before `tick`, and when it was.
+    fn next(&mut self, tick: u32) -> Option<(u32, WorkerWithDpRank, u32)> {
         let mut due = self.0.first_entry().filter(|entry| *entry.key() <= tick)?;
-        let next = due.get_mut().pop();
+        // The newest first: children were queued after their parents.
+        let next = due.get_mut().pop_back();
+        let at = *due.key();
         if due.get().is_empty() {
             due.remove();
         }
-        next
+        next.map(|(rank, run)| (at, rank, run))
     }
 }
 
-/// Blocks at which `run` and `prompt` agree; their first ones are known to. A seq fixes all before it.
+/// Leading blocks at which `run` and `prompt` agree.
 fn matching(run: &[u64], prompt: &[u64]) -> usize {
-    let both = run.len().min(prompt.len());
-    if run[both - 1] == prompt[both - 1] {
-        return both;
+    if prompt.starts_with(run) {
+        return run.len();
     }
     run.iter().zip(prompt).take_while(|(a, b)| a == b).count()
+}
+
+impl Runs {
+    fn new() -> Self {
+        Self { runs: Slab::new(), heads: HashMap::new() }
+    }
+
+    /// Adds `seqs` behind `parent`.
+    fn append(&mut self, parent: u32, seqs: &[u64], deadline: u32) -> u32 {
+        let run = self.runs.insert(Run { deadline, parent, children: 0, seqs: seqs.into() });
+        self.heads.insert((parent, seqs[0]), run);
+        if parent != ROOT {
+            self.runs[parent].children += 1;
+        }
+        run
+    }
+
+    /// Makes a run of its own of the first `at` blocks of a run, with a new deadline.
+    fn cut(&mut self, run: u32, at: usize, deadline: u32) -> u32 {
+        let lower = &mut self.runs[run];
+        let (seqs, rest) = lower.seqs.split_at(at);
+        let (seqs, rest): (Box<[u64]>, Box<[u64]>) = (seqs.into(), rest.into());
+        let (parent, first, rest_first) = (lower.parent, seqs[0], rest[0]);
+        lower.seqs = rest;
+        let upper = self.runs.insert(Run { deadline, parent, children: 1, seqs });
+        self.runs[run].parent = upper;
+        self.heads.insert((parent, first), upper);
+        self.heads.insert((upper, rest_first), run);
+        upper
+    }
+
+    /// Takes out a run without children; returns all blocks from the root to its end, and where its own begin.
+    fn take(&mut self, run: u32) -> Option<(Vec<u64>, usize)> {
+        let gone = self.runs.remove(run)?;
+        self.heads.remove(&(gone.parent, gone.seqs[0]));
+        if gone.parent != ROOT {
+            self.runs[gone.parent].children -= 1;
+        }
+        let (mut above, mut next) = (Vec::new(), gone.parent);
+        while next != ROOT {
+            above.push(next);
+            next = self.runs[next].parent;
+        }
+        let mut path = Vec::new();
+        above.iter().rev().for_each(|&run| path.extend_from_slice(&self.runs[run].seqs));
+        let from = path.len();
+        path.extend_from_slice(&gone.seqs);
+        // Gives memory back as runs go, a quarter at a time.
+        if self.heads.len() * 4 < self.heads.capacity() {
+            self.heads.shrink_to(self.heads.len() * 2);
+        }
+        Some((path, from))
+    }
 }
 
 impl Expiry {
     /// `rank` holds the blocks `seqs`, from the root on, until `deadline`.
     fn book(&mut self, rank: WorkerWithDpRank, seqs: &[u64], deadline: u32) {
-        let runs = self.ranks.entry(rank).or_default();
-        let mut rest = seqs;
+        let runs = self.ranks.entry(rank).or_insert_with(Runs::new);
+        let (mut parent, mut rest) = (ROOT, seqs);
         while let Some(&first) = rest.first() {
-            let Some(run) = runs.get_mut(&first) else {
-                // Not past a block that begins a run: its parent may have gone before it.
-                let most = rest.len().min(MAX_RUN);
-                let length = (1..most).find(|&at| runs.contains_key(&rest[at])).unwrap_or(most);
-                let (fresh, after) = rest.split_at(length);
-                runs.insert(first, Run { deadline, seqs: fresh.into() });
-                self.due.queue(deadline, rank, first);
-                rest = after;
-                continue;
+            let Some(&run) = runs.heads.get(&(parent, first)) else {
+                for piece in rest.chunks(MAX_RUN) {
+                    parent = runs.append(parent, piece, deadline);
+                    self.due.queue(deadline, rank, parent);
+                }
+                return;
             };
-            let matched = matching(&run.seqs, rest);
-            let before = std::mem::replace(&mut run.deadline, deadline);
-            if matched < run.seqs.len() {
-                let (upper, lower) = run.seqs.split_at(matched);
-                let (upper, lower): (Box<[u64]>, Box<[u64]>) = (upper.into(), lower.into());
-                run.seqs = upper;
-                self.due.queue(before, rank, lower[0]);
-                runs.insert(lower[0], Run { deadline: before, seqs: lower });
+            let known = &mut runs.runs[run];
+            let matched = matching(&known.seqs, rest);
+            let later = known.deadline.max(deadline);
+            if matched == known.seqs.len() {
+                known.deadline = later;
+                parent = run;
+            } else {
+                parent = runs.cut(run, matched, later);
+                self.due.queue(later, rank, parent);
             }
             rest = &rest[matched..];
         }
     }
 
-    /// The next blocks that go at or before `tick`; none when they were booked again. `None` when nothing is due.
-    fn next(&mut self, tick: u32) -> Option<(WorkerWithDpRank, Box<[u64]>)> {
-        let (rank, first) = self.due.next(tick)?;
-        let nothing = Some((rank, Box::default()));
-        let Some(runs) = self.ranks.get_mut(&rank) else { return nothing };
-        let Some(run) = runs.get(&first) else { return nothing };
-        if run.deadline > tick {
-            self.due.queue(run.deadline, rank, first);
-            return nothing;
+    /// The next blocks that go at or before `tick`: the whole path to them, and where they begin. An empty path when a
+    /// run has to wait. `None` when nothing is due.
+    fn next(&mut self, tick: u32) -> Option<(WorkerWithDpRank, Vec<u64>, usize)> {
+        let (at, rank, run) = self.due.next(tick)?;
+        let nothing = (rank, Vec::new(), 0);
+        let Some(runs) = self.ranks.get_mut(&rank) else { return Some(nothing) };
+        let Some(&Run { deadline, children, .. }) = runs.runs.get(run) else { return Some(nothing) };
+        if deadline > tick || (children > 0 && deadline > at) {
+            self.due.queue(deadline, rank, run);
+            return Some(nothing);
         }
-        let Some(gone) = runs.remove(&first) else { return nothing };
-        // Gives memory back as blocks go, a quarter at a time.
-        if runs.is_empty() {
+        if children > 0 {
+            // They are queued for no later, so they come first.
+            self.due.0.entry(at).or_default().push_front((rank, run));
+            return Some(nothing);
+        }
+        let gone = runs.take(run);
+        if runs.heads.is_empty() {
             self.ranks.remove(&rank);
-        } else if runs.len() * 4 < runs.capacity() {
-            runs.shrink_to(runs.len() * 2);
         }
-        Some((rank, gone.seqs))
+        gone.map(|(path, from)| (rank, path, from)).or(Some(nothing))
     }
 }
 
 impl ApproximateIndex {
     /// An empty index whose deadlines are multiples of 100 ms counted from `start`.
     pub fn new(ttl: Duration, start: Moment) -> Self {
-        Self { index: PrefixIndex::new(), ttl, start, expiry: Mutex::default() }
+        Self { index: PrefixIndex::by_seqs(), ttl, start, expiry: Mutex::default() }
     }
 
     /// The index itself, for slots, lookups, removal of workers and dumps.
@@ -165,9 +236,9 @@ impl ApproximateIndex {
         loop {
             // Given up between the bookings' parts: bookings come in while much expires.
             let mut expiry = self.expiry.lock();
-            let Some((rank, seqs)) = expiry.next(tick) else { return gone };
-            if !seqs.is_empty() {
-                gone += self.index.remove(rank, Tier::Device, &seqs).removed;
+            let Some((rank, path, from)) = expiry.next(tick) else { return gone };
+            if !path.is_empty() {
+                gone += self.index.remove_path(rank, Tier::Device, &path, from);
             }
         }
     }
@@ -259,7 +330,8 @@ mod tests {
             index.expire(ms(k));
         }
         let expiry = index.expiry.lock();
-        let (queued, runs): (usize, usize) = (expiry.due.0.values().map(Vec::len).sum(), expiry.ranks[&A].len());
+        let (queued, runs): (usize, usize) =
+            (expiry.due.0.values().map(VecDeque::len).sum(), expiry.ranks[&A].runs.len());
         assert_eq!((queued, runs, matched(&index, A, &locals)), (runs, 100_usize.div_ceil(MAX_RUN), 100));
     }
 
@@ -267,13 +339,16 @@ mod tests {
     fn random_bookings_agree_with_a_map_of_deadlines() {
         for seed in 0..20 {
             let mut rng = fastrand::Rng::with_seed(seed);
+            // Short prompts that share little, or long ones that share much.
+            let (longest, variety) = if seed % 2 == 0 { (30, 2) } else { (200, 60) };
             let index = ApproximateIndex::new(Duration::from_millis(730), ms(17));
             let mut deadlines: HashMap<(WorkerWithDpRank, u64), u64> = HashMap::new();
             let mut now = 17;
             for step in 0..400 {
                 now += rng.u64(..120);
-                let (rank, length) = (if rng.bool() { A } else { B }, rng.usize(1..30));
-                let locals: Vec<u64> = (0..length).map(|k| (rng.u64(..2) << 8) | (k as u64 + 1)).collect();
+                let (rank, length) = (if rng.bool() { A } else { B }, rng.usize(1..longest));
+                let local = |k| (u64::from(rng.u8(..variety) == 0) << 8) | (k as u64 + 1);
+                let locals: Vec<u64> = (0..length).map(local).collect();
                 if rng.bool() {
                     let seqs = seqs_of(&locals);
                     index.record(rank, &locals, &seqs, ms(now));
@@ -286,10 +361,11 @@ mod tests {
                 let want = seqs_of(&locals).iter().take_while(|&&seq| deadlines.contains_key(&(rank, seq))).count();
                 assert_eq!(matched(&index, rank, &locals), want as u32, "seed {seed} step {step}");
                 let expiry = index.expiry.lock();
-                let queued: usize = expiry.due.0.values().map(Vec::len).sum();
-                let runs = || expiry.ranks.values().flat_map(|runs| runs.values());
-                let blocks: usize = runs().map(|run| run.seqs.len()).sum();
+                let queued: usize = expiry.due.0.values().map(VecDeque::len).sum();
+                let runs = || expiry.ranks.values().flat_map(|runs| runs.runs.iter());
+                let blocks: usize = runs().map(|(_, run)| run.seqs.len()).sum();
                 assert_eq!((queued, blocks), (runs().count(), deadlines.len()), "seed {seed} step {step}");
+                index.index.check();
             }
         }
     }

@@ -3,7 +3,7 @@
 //! A chunk has one canonical column of names. Lanes whose engines hash differently share further columns, one for each
 //! set of names; a lane goes, in one tier of one chunk, by one column. Owns the columns and the names table.
 //! Invariants: a slot (a column at an offset) is live while a lane of the column holds the block in a tier in which it
-//! goes by the column; every live slot has exactly one entry in the names table, no other has one.
+//! goes by the column; every live slot has exactly one entry in the names table, if there is one, no other has one.
 
 use std::collections::{HashMap, HashSet};
 
@@ -72,7 +72,10 @@ pub(super) struct ChunkColumns {
 /// All names.
 #[derive(Debug)]
 pub(super) struct Columns {
-    pub(super) table: Names,
+    /// `None` in an index whose blocks are found by their seqs alone.
+    pub(super) table: Option<Names>,
+    /// Live slots, where there is no table to count them.
+    live: usize,
     pub(super) columns: Vec<Option<Column>>,
     pub(super) free: Vec<u32>,
     pub(super) by_chunk: HashMap<u32, ChunkColumns>,
@@ -82,9 +85,10 @@ pub(super) struct Columns {
 }
 
 impl Columns {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(named: bool) -> Self {
         Self {
-            table: Names::new(),
+            table: named.then(Names::new),
+            live: 0,
             columns: Vec::new(),
             free: Vec::new(),
             by_chunk: HashMap::new(),
@@ -95,7 +99,7 @@ impl Columns {
 
     /// Live slots.
     pub(super) fn len(&self) -> usize {
-        self.table.len()
+        self.table.as_ref().map_or(self.live, Names::len)
     }
 
     /// Whether stores may still make columns; divisions of chunks need some too.
@@ -105,7 +109,7 @@ impl Columns {
 
     /// Estimated bytes of heap.
     pub(super) fn bytes(&self) -> usize {
-        self.table.bytes()
+        self.table.as_ref().map_or(0, Names::bytes)
             + self.bytes
             + self.columns.capacity() * std::mem::size_of::<Option<Column>>()
             + self.by_chunk.capacity() * 53
@@ -113,7 +117,9 @@ impl Columns {
     }
 
     pub(super) fn prefetch(&self, name: u64) {
-        self.table.prefetch(name);
+        if let Some(table) = &self.table {
+            table.prefetch(name);
+        }
     }
 
     pub(super) fn column(&self, id: u32) -> Option<&Column> {
@@ -195,6 +201,7 @@ impl Columns {
     /// The first slot whose name is `name` and that passes.
     fn find_slot(&self, name: u64, cx: Context<'_>, mut pass: impl FnMut(u32, Slot, usize) -> bool) -> Option<Handle> {
         self.table
+            .as_ref()?
             .find(name, |handle| {
                 let handle = Handle(handle);
                 let slot = Self::slot(handle);
@@ -269,18 +276,28 @@ impl Columns {
     /// A slot became live.
     #[inline]
     pub(super) fn insert(&mut self, name: u64, handle: Handle, cx: Context<'_>) {
+        if self.table.is_none() {
+            self.live += 1;
+            return;
+        }
         // Entries of equal tag are few, so the name is compared only for them.
         let block = self.block_of(handle);
         if self.find_slot(name, cx, |chunk, _, o| Some((chunk, o)) != block).is_some() {
             self.ambiguous.insert(name);
         }
-        self.table.insert(name, handle.0);
+        if let Some(table) = &mut self.table {
+            table.insert(name, handle.0);
+        }
     }
 
     /// A slot is not live any more.
     #[inline]
     pub(super) fn remove(&mut self, name: u64, handle: Handle, cx: Context<'_>) {
-        self.table.remove(name, handle.0);
+        let Some(table) = &mut self.table else {
+            self.live -= 1;
+            return;
+        };
+        table.remove(name, handle.0);
         if self.any_ambiguous() && self.ambiguous.contains(&name) {
             let mut first = None;
             let two = self.find_slot(name, cx, |chunk, _, o| *first.get_or_insert((chunk, o)) != (chunk, o));
@@ -338,6 +355,9 @@ impl Columns {
     #[cfg(test)]
     pub(super) fn is_listed(&self, chunk: u32, slot: Slot, o: usize, cx: Context<'_>) -> bool {
         let name = self.name(chunk, slot, o, cx).expect("a live slot has a name");
+        if self.table.is_none() {
+            return true;
+        }
         let two = self.find_slot(name, cx, |c, _, at| (c, at) != (chunk, o)).is_some();
         assert_eq!(self.is_ambiguous(name), two, "shared names are known");
         self.find_slot(name, cx, |c, s, at| (c, s, at) == (chunk, slot, o)).is_some()
@@ -345,9 +365,11 @@ impl Columns {
 
     /// Gives back what an empty index does not need.
     pub(super) fn shrink(&mut self) {
-        self.table.shrink();
+        if let Some(table) = &mut self.table {
+            table.shrink();
+        }
         if self.by_chunk.is_empty() {
-            *self = Self { table: std::mem::replace(&mut self.table, Names::new()), ..Self::new() };
+            *self = Self { table: self.table.take(), live: self.live, ..Self::new(false) };
         }
     }
 }

@@ -105,7 +105,9 @@ impl Columns {
                     self.set_name(new, target, o - from, name, cx);
                 }
                 let (old, new) = (Handle::new(chunk, slot, o), Handle::new(new, target, o - from));
-                self.table.replace(name, old.0, new.0);
+                if let Some(table) = &mut self.table {
+                    table.replace(name, old.0, new.0);
+                }
             }
             let Slot::Column(id) = slot else { continue };
             for tier in 0..TIERS {

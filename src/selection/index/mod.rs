@@ -205,7 +205,13 @@ pub const MAX_LANES: usize = 65_000;
 impl PrefixIndex {
     /// An empty index.
     pub fn new() -> Self {
-        Self { shared: Shared::new(), writer: Mutex::new(Writer::new()) }
+        Self { shared: Shared::new(), writer: Mutex::new(Writer::new(true)) }
+    }
+
+    /// An empty index in which every block's name is its seq. It needs no names table, which is half of what a store
+    /// costs: stores begin at the root, and [`Self::remove_path`] takes the place of [`Self::remove`].
+    fn by_seqs() -> Self {
+        Self { shared: Shared::new(), writer: Mutex::new(Writer::new(false)) }
     }
 
     /// Runs `f` as the only writer.
@@ -276,6 +282,15 @@ impl PrefixIndex {
         self.write(|writer, cx| match writer.lanes.get(rank) {
             Some(lane) => writer.remove(Act { cx, lane, tier: tier as usize }, names),
             None => RemoveOutcome { removed: 0, unknown: names.len() },
+        })
+    }
+
+    /// In an index by seqs: `rank` no longer holds the blocks of the prompt `seqs` from block `from` on. It has to hold
+    /// those before. Returns how many went.
+    fn remove_path(&self, rank: WorkerWithDpRank, tier: Tier, seqs: &[u64], from: usize) -> usize {
+        self.write(|writer, cx| match writer.lanes.get(rank) {
+            Some(lane) => writer.remove_path(Act { cx, lane, tier: tier as usize }, seqs, from),
+            None => 0,
         })
     }
 

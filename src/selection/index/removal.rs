@@ -56,6 +56,29 @@ impl Writer {
         outcome
     }
 
+    /// Takes the blocks of a path from `from` on out of an index by seqs. Those before are held, so that the path leads
+    /// there chunk by chunk.
+    pub(super) fn remove_path(&mut self, act: Act<'_>, seqs: &[u64], from: usize) -> usize {
+        let Act { cx, lane, tier } = act;
+        let (mut removed, mut at) = (0, 0);
+        while at < seqs.len() {
+            let Some(id) = self.head(seqs[at], cx) else { break };
+            let chunk = cx.chunk(id);
+            let Some(data) = chunk.blocks(cx.guard) else { break };
+            let n = chunk.len().min(seqs.len() - at);
+            let matched = (0..n).take_while(|o| data.name(*o) == seqs[at + o]).count();
+            if matched == 0 {
+                break;
+            }
+            let skipped = from.saturating_sub(at).min(matched);
+            if skipped < matched {
+                removed += self.take_out(id, mask(skipped, matched - skipped), lane, tier, cx);
+            }
+            at += matched;
+        }
+        removed
+    }
+
     /// [`Writer::find`], trying the neighbours of the group first: engines remove runs.
     #[inline]
     fn find_near(

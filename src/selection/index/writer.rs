@@ -50,10 +50,10 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(named: bool) -> Self {
         Self {
             holders: Holders::new(),
-            columns: Columns::new(),
+            columns: Columns::new(named),
             lanes: Lanes::default(),
             chunks: Slots::new(CHUNKS),
             heads: HeadCounts::new(),

@@ -5,8 +5,8 @@
 
 use std::time::Duration;
 
-use super::{BookingId, Slot, slab::Slab, weight::Missing};
-use crate::selection::moment::Moment;
+use super::{BookingId, Slot, weight::Missing};
+use crate::selection::{moment::Moment, slab::Slab};
 
 /// No booking.
 pub(super) const NONE: u32 = u32::MAX;

@@ -13,8 +13,8 @@ use super::{
     Slot,
     bookings::NONE,
     owners::{FEW, Owners},
-    slab::Slab,
 };
+use crate::selection::slab::Slab;
 
 /// Most blocks of a run; bounds the copy that a split or a merge makes. Tests meet the edge with short prompts.
 pub(super) const MAX_RUN: usize = if cfg!(test) { 16 } else { 1024 };

@@ -11,7 +11,6 @@ mod order;
 mod owners;
 mod prefill;
 mod ranks;
-mod slab;
 mod slices;
 mod tracker;
 mod weight;

@@ -6,11 +6,8 @@
 
 use std::time::Duration;
 
-use super::{
-    bookings::{Booking, NONE},
-    slab::Slab,
-};
-use crate::selection::moment::Moment;
+use super::bookings::{Booking, NONE};
+use crate::selection::{moment::Moment, slab::Slab};
 
 /// The prefills of one rank. The sum is exact in 128 bits, so it returns to zero whatever was booked.
 #[derive(Debug)]

@@ -10,10 +10,9 @@ use super::{
     bookings::{Admitted, Booking},
     forest::Change,
     prefill::Prefills,
-    slab::Slab,
     weight,
 };
-use crate::selection::{identity::WorkerWithDpRank, moment::Moment};
+use crate::selection::{identity::WorkerWithDpRank, moment::Moment, slab::Slab};
 
 /// One registered rank.
 #[derive(Debug)]

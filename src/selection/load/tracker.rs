@@ -15,11 +15,10 @@ use super::{
     order::{Order, OrderSpec},
     owners::Owners,
     ranks::{Rank, Row, TaintSets},
-    slab::Slab,
     slices::Slices,
     weight,
 };
-use crate::selection::{identity::WorkerWithDpRank, moment::Moment};
+use crate::selection::{identity::WorkerWithDpRank, moment::Moment, slab::Slab};
 
 /// A rank looks for expired bookings when it gets a new one, but not more often than this.
 const EXPIRY_CHECK_PERIOD: Duration = Duration::from_secs(30);

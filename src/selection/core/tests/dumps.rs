@@ -246,6 +246,20 @@ fn recovered_decisions_expire_like_own_ones() {
 }
 
 #[test]
+fn recovered_decisions_expire_whatever_the_dump_calls_their_blocks() {
+    let from = Fixture::new();
+    from.upsert(worker(1, 1));
+    store(&from.sources.sink(1, 0), 0, &[1, 2, 3]);
+    let to = Fixture::approximate();
+    import(&to, &from.dump().to_string(), 100).unwrap();
+    to.upsert(worker(1, 1));
+    assert_eq!(to.cached("m", (1, 0), &[1, 2, 3]), Some(3));
+    to.clock.advance(Duration::from_secs(121));
+    to.core.tick();
+    assert_eq!(to.cached("m", (1, 0), &[1, 2, 3]), Some(0));
+}
+
+#[test]
 fn a_writer_that_fails_ends_the_dump() {
     struct Full(usize);
     impl std::io::Write for Full {

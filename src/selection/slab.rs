@@ -9,7 +9,7 @@ const KEPT: usize = 64;
 
 /// Values under stable keys.
 #[derive(Debug)]
-pub(super) struct Slab<T> {
+pub(in crate::selection) struct Slab<T> {
     values: Vec<Option<T>>,
     /// Vacant keys below `values.len()`; entries at or above it are stale and never used.
     vacant: BinaryHeap<Reverse<u32>>,
@@ -17,20 +17,20 @@ pub(super) struct Slab<T> {
 }
 
 impl<T> Slab<T> {
-    pub(super) fn new() -> Self {
+    pub(in crate::selection) fn new() -> Self {
         Self { values: Vec::new(), vacant: BinaryHeap::new(), live: 0 }
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(in crate::selection) fn len(&self) -> usize {
         self.live
     }
 
     /// One past the highest key in use.
-    pub(super) fn bound(&self) -> usize {
+    pub(in crate::selection) fn bound(&self) -> usize {
         self.values.len()
     }
 
-    pub(super) fn insert(&mut self, value: T) -> u32 {
+    pub(in crate::selection) fn insert(&mut self, value: T) -> u32 {
         self.live += 1;
         if let Some(Reverse(key)) = self.vacant.pop() {
             if let Some(place) = self.values.get_mut(key as usize) {
@@ -45,7 +45,7 @@ impl<T> Slab<T> {
         key
     }
 
-    pub(super) fn remove(&mut self, key: u32) -> Option<T> {
+    pub(in crate::selection) fn remove(&mut self, key: u32) -> Option<T> {
         let value = self.values.get_mut(key as usize)?.take()?;
         self.live -= 1;
         if key as usize + 1 == self.values.len() {
@@ -64,21 +64,21 @@ impl<T> Slab<T> {
         Some(value)
     }
 
-    pub(super) fn get(&self, key: u32) -> Option<&T> {
+    pub(in crate::selection) fn get(&self, key: u32) -> Option<&T> {
         self.values.get(key as usize)?.as_ref()
     }
 
-    pub(super) fn get_mut(&mut self, key: u32) -> Option<&mut T> {
+    pub(in crate::selection) fn get_mut(&mut self, key: u32) -> Option<&mut T> {
         self.values.get_mut(key as usize)?.as_mut()
     }
 
     #[cfg(test)]
-    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
+    pub(in crate::selection) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         self.values.iter().enumerate().filter_map(|(key, value)| Some((key as u32, value.as_ref()?)))
     }
 
     #[cfg(test)]
-    pub(super) fn capacity(&self) -> usize {
+    pub(in crate::selection) fn capacity(&self) -> usize {
         self.values.capacity() + self.vacant.capacity()
     }
 }
