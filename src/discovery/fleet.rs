@@ -175,7 +175,9 @@ impl Fleet {
             })
             .collect();
         let is_settled = |(view, member): (&TargetView, &FleetMember)| {
-            view.catalog.state == CatalogState::Applied && member.wiring.borrow().state().is_settled()
+            // What was planned before another's first answer is out of date.
+            let is_wired = member.wiring.borrow().state().is_settled() && view.peers.awaited.is_empty();
+            view.catalog.state == CatalogState::Applied && is_wired
         };
         FleetState {
             agreed: snapshot.is_some() && targets.iter().zip(&self.members).all(is_settled),

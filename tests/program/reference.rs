@@ -11,7 +11,7 @@ use std::{
 use super::{PATIENCE, Program, client, client::Request, wait_for};
 
 #[path = "../golden_runner/ports.rs"]
-mod ports;
+pub mod ports;
 
 /// Version that `tests/setup/reference.sh` installs.
 const VERSION: &str = "1.6.1";
@@ -54,8 +54,8 @@ impl Reference {
         *self = again.expect("its ports were free a moment ago");
     }
 
-    /// `None` when it ended at once, as it does when somebody else took a port meanwhile.
-    fn start_on(directory: &Path, port: u16, publisher_port: Option<u16>) -> Option<Self> {
+    /// Starts one on these ports. `None` when it ended at once, as it does when somebody else took a port meanwhile.
+    pub fn start_on(directory: &Path, port: u16, publisher_port: Option<u16>) -> Option<Self> {
         let mut command = Command::new(python());
         command.args(["-m", "dynamo.select_service", "--port", &port.to_string()]).stdin(Stdio::null());
         if let Some(port) = publisher_port {
@@ -82,6 +82,10 @@ impl Reference {
 
     pub fn url(&self) -> String {
         format!("http://127.0.0.1:{}", self.port)
+    }
+
+    pub fn publisher_port(&self) -> Option<u16> {
+        self.publisher_port
     }
 
     /// Where it publishes, if it does.

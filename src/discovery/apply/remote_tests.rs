@@ -343,6 +343,33 @@ async fn a_draining_worker_leaves_the_reference_when_its_last_booking_ends() {
 }
 
 #[tokio::test]
+async fn a_selector_that_offers_a_catalog_now_gets_one_though_its_workers_are_right() {
+    async fn gate(
+        State(memory): State<Shared>,
+        request: axum::extract::Request,
+        next: axum::middleware::Next,
+    ) -> Response {
+        if request.uri().path().starts_with("/catalog") && memory.lock().instance == 0 {
+            return fail(404, "route not found");
+        }
+        next.run(request).await
+    }
+    let memory = Shared::default();
+    let both = reference(&memory).merge(ours(&memory));
+    let both = both.layer(axum::middleware::from_fn_with_state(Arc::clone(&memory), gate));
+    let (address, _server) = serve(both, &memory).await;
+    let (mut target, snapshot) = (target(address, |_| {}), snapshot(1, [1, 2]));
+    target.apply(&snapshot).await.unwrap();
+    assert_eq!(target.check(&snapshot).await.unwrap(), Check::Same);
+    // Replaced by one that took the workers from a peer.
+    memory.lock().instance = 1;
+    assert!(matches!(target.check(&snapshot).await.unwrap(), Check::Differs(_)));
+    target.apply(&snapshot).await.unwrap();
+    assert_eq!(memory.lock().digest, snapshot.digest());
+    assert_eq!(target.check(&snapshot).await.unwrap(), Check::Same);
+}
+
+#[tokio::test]
 async fn ten_thousand_records_reach_the_reference_in_parallel() {
     let memory = Shared::default();
     let (address, _server) = serve(reference(&memory), &memory).await;

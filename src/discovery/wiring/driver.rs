@@ -13,8 +13,6 @@ use crate::discovery::apply::ApplyOptions;
 
 /// Least time between two looks, however often other selectors tell something new.
 const LEAST_PAUSE: Duration = Duration::from_millis(200);
-/// Longest time between two looks at a slow selector.
-const MAX_PAUSE: Duration = Duration::from_secs(60);
 
 /// Keeps `wire` wired until `stop`.
 pub async fn run(
@@ -33,11 +31,11 @@ pub async fn run(
             () = driver.round(&mut news, &status) => {}
             () = stop.cancelled() => return,
         }
-        // A look that takes long must not become most of what the selector does.
-        let pause = (started.elapsed() * 20).min(MAX_PAUSE).max(options.check);
+        // From its end: looks at a slow selector must not follow each other without a pause.
+        let next = Instant::now() + options.check;
         let wake = async {
             tokio::select! {
-                () = sleep_until(started + pause) => {}
+                () = sleep_until(next) => {}
                 // The board outlives its tasks.
                 _ = news.changed() => sleep_until(started + LEAST_PAUSE).await,
             }
