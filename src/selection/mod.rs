@@ -24,6 +24,7 @@ pub mod pending;
 pub mod policy;
 pub mod prompt;
 pub mod queue;
+pub mod replication;
 pub mod request;
 pub mod sessions;
 mod slab;

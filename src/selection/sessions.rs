@@ -7,7 +7,9 @@
 //! the table as it was; a lease touches only the binding it was taken from, never a later one of the same id; ids and
 //! entries are bounded, and a full table serves requests without affinity.
 
+mod entries;
 mod hold;
+mod replicated;
 
 use std::{
     sync::{
@@ -18,14 +20,19 @@ use std::{
     time::Duration,
 };
 
-use hashbrown::HashMap;
 use parking_lot::Mutex;
 
-pub use self::hold::{BoundHold, FirstHold, Hold, SessionLease};
+use self::entries::{Binding, Entries, Entry, Waiter};
+pub use self::{
+    hold::{BoundHold, FirstHold, Hold, SessionLease},
+    replicated::{SessionOutcome, SessionSnapshot},
+};
 use super::{
     config::SelectionConfig,
     error::SelectionError,
+    identity::PartitionKey,
     moment::{Clock, Moment},
+    replication::ReplicationCell,
     request::AffinityTarget,
 };
 
@@ -55,6 +62,8 @@ pub struct SessionTable {
 struct Shared {
     ttl: Duration,
     capacity: usize,
+    partition: PartitionKey,
+    replication: ReplicationCell,
     state: Mutex<State>,
     /// Waiters that have a deadline; lets the frequent look at them cost nothing.
     timed_waiters: AtomicU64,
@@ -62,41 +71,11 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    entries: HashMap<Arc<str>, Entry>,
+    entries: Entries,
     last_revision: u64,
     last_sequence: u64,
     last_waiter: u64,
     next_full_reap: Moment,
-}
-
-#[derive(Debug)]
-enum Entry {
-    /// One booking chooses; the others wait for it.
-    Initializing { revision: u64, waiters: HashMap<u64, Waiter> },
-    /// Bound to a rank.
-    Bound(Binding),
-}
-
-#[derive(Debug)]
-struct Waiter {
-    deadline: Option<Moment>,
-    waker: Waker,
-}
-
-#[derive(Debug)]
-struct Binding {
-    target: AffinityTarget,
-    /// Names this binding; leases of another one do not count here.
-    revision: u64,
-    version: SessionVersion,
-    leases: u64,
-    idle_deadline: Moment,
-}
-
-impl Binding {
-    fn is_expired(&self, now: Moment) -> bool {
-        self.leases == 0 && now >= self.idle_deadline
-    }
 }
 
 impl State {
@@ -105,19 +84,18 @@ impl State {
         self.last_revision
     }
 
-    fn next_version(&mut self, unix_nanos: u64) -> SessionVersion {
+    /// The version of a new binding that takes the place of one with `replaced`.
+    fn next_version(&mut self, replaced: u64, unix_nanos: u64, writer_id: u64) -> SessionVersion {
         self.last_sequence = match self.last_sequence {
             0 => unix_nanos,
             last => last.saturating_add(1),
         };
-        SessionVersion { sequence: self.last_sequence, writer_id: 0 }
+        self.last_sequence = self.last_sequence.max(replaced.saturating_add(1));
+        SessionVersion { sequence: self.last_sequence, writer_id }
     }
 
     fn reap(&mut self, now: Moment) {
-        self.entries.retain(|_, entry| match entry {
-            Entry::Bound(binding) => !binding.is_expired(now),
-            Entry::Initializing { .. } => true,
-        });
+        self.entries.reap(now);
     }
 
     /// Whether a new entry fits, after a look for expired ones.
@@ -132,16 +110,25 @@ impl State {
 
 impl SessionTable {
     /// An empty table with the TTL of `config`.
-    pub fn new(config: &SelectionConfig) -> Self {
-        Self::with_capacity(config.session_affinity_ttl, MAX_SESSIONS)
+    pub(in crate::selection) fn new(
+        config: &SelectionConfig,
+        partition: &PartitionKey,
+        replication: &ReplicationCell,
+    ) -> Self {
+        Self::with_capacity(config.session_affinity_ttl, MAX_SESSIONS, partition.clone(), Arc::clone(replication))
     }
 
-    fn with_capacity(ttl: Option<Duration>, capacity: usize) -> Self {
-        Self {
-            shared: ttl.map(|ttl| {
-                Arc::new(Shared { ttl, capacity, state: Mutex::default(), timed_waiters: AtomicU64::new(0) })
-            }),
-        }
+    fn with_capacity(
+        ttl: Option<Duration>,
+        capacity: usize,
+        partition: PartitionKey,
+        replication: ReplicationCell,
+    ) -> Self {
+        let shared = |ttl| {
+            let (state, timed_waiters) = (Mutex::default(), AtomicU64::new(0));
+            Arc::new(Shared { ttl, capacity, partition, replication, state, timed_waiters })
+        };
+        Self { shared: ttl.map(shared) }
     }
 
     /// Whether sessions bind at all.
@@ -219,7 +206,7 @@ impl SessionTable {
             return;
         }
         let mut overdue = Vec::new();
-        for entry in shared.state.lock().entries.values_mut() {
+        for entry in shared.state.lock().entries.values() {
             if let Entry::Initializing { waiters, .. } = entry {
                 let late = |waiter: &Waiter| waiter.deadline.is_some_and(|deadline| now >= deadline);
                 overdue.extend(waiters.values().filter(|waiter| late(waiter)).map(|waiter| waiter.waker.clone()));

@@ -5,24 +5,35 @@
 //! row names exactly one attempt, so a late call never touches a later booking of the id; whoever takes a row out owns
 //! what it held, so a booking is released once.
 //!
+//! A booking made by another replica has a row like any other. Its id may be in use in another partition: its row is
+//! then *shadowed*, known to replicas and not to calls by id.
+//!
 //! Sharded by id; a booking's number carries its shard, so that the end of a booking is found without its id.
+
+mod claim;
+mod recent;
 
 use std::{
     hash::{BuildHasher, Hasher, RandomState},
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
 use hashbrown::{HashMap, HashTable};
 use parking_lot::Mutex;
 
+pub(super) use self::claim::{Claim, NotInstalled};
+use self::recent::Recent;
+pub(super) use self::recent::Early;
 use crate::selection::{
     error::SelectionError,
+    identity::WorkerWithDpRank,
     load::BookingId,
     moment::Moment,
     partition::{Partition, PartitionRef},
+    replication::BookingFacts,
     sessions::SessionLease,
 };
 
@@ -56,6 +67,8 @@ pub struct BookingIndex {
     hasher: RandomState,
     shards: Box<[Mutex<Shard>]>,
     ended: [AtomicU64; 3],
+    /// Whether ended bookings and early calls are remembered, for other replicas.
+    remembers: AtomicBool,
 }
 
 impl std::fmt::Debug for BookingIndex {
@@ -70,13 +83,23 @@ struct Shard {
     /// Hash under which the row of an attempt lies.
     attempts: HashMap<BookingId, u64, BuildAttemptHasher>,
     last: u64,
+    recent: Recent,
 }
 
 struct Row {
     hash: u64,
     id: Arc<str>,
     attempt: BookingId,
+    partition: PartitionRef,
+    /// Another partition had the id first.
+    shadowed: bool,
     state: RowState,
+}
+
+impl Row {
+    fn is_in(&self, partition: &PartitionRef) -> bool {
+        Arc::ptr_eq(&self.partition, partition)
+    }
 }
 
 enum RowState {
@@ -87,20 +110,40 @@ enum RowState {
 }
 
 /// What a row holds of a live booking.
+#[derive(Debug)]
 pub(super) struct Held {
-    pub(super) partition: PartitionRef,
+    pub(super) facts: Arc<BookingFacts>,
     pub(super) lease: Option<SessionLease>,
+}
+
+/// A live booking.
+pub(super) struct LiveBooking {
+    pub(super) attempt: BookingId,
+    pub(super) partition: PartitionRef,
+    pub(super) facts: Arc<BookingFacts>,
 }
 
 /// A booking taken out of the index.
 pub(super) struct TakenBooking {
     pub(super) attempt: BookingId,
+    pub(super) partition: PartitionRef,
     pub(super) held: Held,
 }
 
 impl Shard {
+    /// The row calls by id mean.
     fn find(&self, hash: u64, id: &str) -> Option<&Row> {
-        self.rows.find(hash, |row| &*row.id == id)
+        self.rows.find(hash, |row| &*row.id == id && !row.shadowed)
+    }
+
+    /// Adds a row with a new attempt.
+    fn add(&mut self, number: usize, hash: u64, id: Arc<str>, partition: &PartitionRef, shadowed: bool) -> BookingId {
+        self.last += 1;
+        let attempt = BookingId(self.last << SHARD_BITS | number as u64);
+        let row = Row { hash, id, attempt, partition: Arc::clone(partition), shadowed, state: RowState::Claimed };
+        self.rows.insert_unique(hash, row, |row| row.hash);
+        self.attempts.insert(attempt, hash);
+        attempt
     }
 
     /// Takes the row of `attempt` out.
@@ -108,6 +151,17 @@ impl Shard {
         let entry = self.rows.find_entry(hash, |row| row.attempt == attempt).ok()?;
         self.attempts.remove(&attempt);
         Some(entry.remove().0)
+    }
+
+    /// Takes a held row out.
+    fn take_held(&mut self, hash: u64, is_it: impl Fn(&Row) -> bool) -> Option<TakenBooking> {
+        let entry = self.rows.find_entry(hash, |row| is_it(row) && matches!(row.state, RowState::Held(_))).ok()?;
+        let (row, _) = entry.remove();
+        self.attempts.remove(&row.attempt);
+        match row.state {
+            RowState::Held(held) => Some(TakenBooking { attempt: row.attempt, partition: row.partition, held }),
+            RowState::Claimed | RowState::Lost => None,
+        }
     }
 }
 
@@ -117,6 +171,7 @@ impl Default for BookingIndex {
             hasher: RandomState::new(),
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             ended: Default::default(),
+            remembers: AtomicBool::new(false),
         }
     }
 }
@@ -127,50 +182,134 @@ impl BookingIndex {
         (hash >> 32) as usize & (SHARDS - 1)
     }
 
-    /// Reserves `id` for a booking that is being made.
+    fn shard(&self, id: &str) -> (u64, usize) {
+        let hash = self.hasher.hash_one(id);
+        (hash, self.shard_of(hash))
+    }
+
+    /// From now on ended bookings and early calls are remembered.
+    pub(super) fn remember(&self) {
+        self.remembers.store(true, Ordering::Relaxed);
+    }
+
+    fn remembers(&self) -> bool {
+        self.remembers.load(Ordering::Relaxed)
+    }
+
+    /// Reserves `id` for a booking in `partition` that is being made.
     ///
     /// # Errors
     /// 409 when the id is claimed or held.
-    pub(super) fn claim(self: &Arc<Self>, id: Arc<str>) -> Result<Claim, SelectionError> {
-        let hash = self.hasher.hash_one(&*id);
-        let number = self.shard_of(hash);
+    pub(super) fn claim(self: &Arc<Self>, id: Arc<str>, partition: &PartitionRef) -> Result<Claim, SelectionError> {
+        let (hash, number) = self.shard(&id);
         let mut shard = self.shards[number].lock();
-        if shard.find(hash, &id).is_some() {
+        if shard.rows.find(hash, |row| row.id == id && (!row.shadowed || row.is_in(partition))).is_some() {
             return Err(SelectionError::Conflict(format!("selection {id} is already reserved or being reserved")));
         }
-        shard.last += 1;
-        let attempt = BookingId(shard.last << SHARD_BITS | number as u64);
-        let row = Row { hash, id: Arc::clone(&id), attempt, state: RowState::Claimed };
-        shard.rows.insert_unique(hash, row, |row| row.hash);
-        shard.attempts.insert(attempt, hash);
+        let attempt = shard.add(number, hash, Arc::clone(&id), partition, false);
         drop(shard);
-        Ok(Claim { index: Arc::clone(self), id, hash, attempt, open: true })
+        Ok(Claim::new(Arc::clone(self), id, hash, attempt))
     }
 
-    /// The live booking of an id: its partition and attempt.
-    pub(super) fn find(&self, id: &str) -> Option<(PartitionRef, BookingId)> {
-        let hash = self.hasher.hash_one(id);
-        let shard = self.shards[self.shard_of(hash)].lock();
-        match shard.find(hash, id)? {
-            Row { attempt, state: RowState::Held(held), .. } => Some((Arc::clone(&held.partition), *attempt)),
-            _ => None,
-        }
+    /// Reserves `id` for a mirrored booking in `partition`; a booking that is being made here under that id in that
+    /// partition loses its claim. `None` when the id is held there.
+    pub(super) fn mirror(self: &Arc<Self>, id: Arc<str>, partition: &PartitionRef) -> Option<Claim> {
+        let (hash, number) = self.shard(&id);
+        let mut shard = self.shards[number].lock();
+        let known = shard.rows.find(hash, |row| row.id == id && row.is_in(partition));
+        let replaced = match known {
+            Some(Row { state: RowState::Held(_), .. }) => return None,
+            Some(claimed) => Some(claimed.attempt),
+            None => None,
+        };
+        let row = replaced.and_then(|attempt| shard.take(hash, attempt));
+        let shadowed = match &row {
+            Some(row) => row.shadowed,
+            None => shard.find(hash, &id).is_some(),
+        };
+        let attempt = shard.add(number, hash, Arc::clone(&id), partition, shadowed);
+        drop(shard);
+        Some(Claim::new(Arc::clone(self), id, hash, attempt))
+    }
+
+    /// The live booking of an id.
+    pub(super) fn find(&self, id: &str) -> Option<LiveBooking> {
+        let (hash, number) = self.shard(id);
+        self.shards[number].lock().find(hash, id).and_then(live)
+    }
+
+    /// The live booking of an id in one partition, shadowed or not.
+    pub(super) fn find_in(&self, id: &str, partition: &PartitionRef) -> Option<LiveBooking> {
+        let (hash, number) = self.shard(id);
+        self.shards[number].lock().rows.find(hash, |row| &*row.id == id && row.is_in(partition)).and_then(live)
     }
 
     /// Takes the live booking of an id out; of several callers one gets it.
-    pub(super) fn take(&self, id: &str) -> Option<TakenBooking> {
-        let hash = self.hasher.hash_one(id);
-        let mut shard = self.shards[self.shard_of(hash)].lock();
-        let entry = shard.rows.find_entry(hash, |row| &*row.id == id).ok()?;
-        if !matches!(entry.get().state, RowState::Held(_)) {
-            return None;
+    pub(super) fn take(&self, id: &str, now: Moment) -> Option<TakenBooking> {
+        let (hash, number) = self.shard(id);
+        self.taken(number, now, |shard| shard.take_held(hash, |row| &*row.id == id && !row.shadowed))
+    }
+
+    /// Takes the live booking `attempt` of an id out.
+    pub(super) fn take_attempt(&self, id: &str, attempt: BookingId, now: Moment) -> Option<TakenBooking> {
+        let (hash, number) = self.shard(id);
+        self.taken(number, now, |shard| shard.take_held(hash, |row| row.attempt == attempt))
+    }
+
+    fn taken(
+        &self,
+        number: usize,
+        now: Moment,
+        take: impl FnOnce(&mut Shard) -> Option<TakenBooking>,
+    ) -> Option<TakenBooking> {
+        let mut shard = self.shards[number].lock();
+        let taken = take(&mut shard)?;
+        let facts = &taken.held.facts;
+        if self.remembers() {
+            shard.recent.ended(Arc::clone(&facts.id), facts.rank, true, now);
         }
-        let (row, _) = entry.remove();
-        shard.attempts.remove(&row.attempt);
+        let part = facts.digest();
         drop(shard);
-        match row.state {
-            RowState::Held(held) => Some(TakenBooking { attempt: row.attempt, held }),
-            RowState::Claimed | RowState::Lost => None,
+        taken.partition.digests.remove(facts.origin, part);
+        Some(taken)
+    }
+
+    /// The prefill of a live booking is done.
+    pub(super) fn complete_prefill(&self, booking: &LiveBooking) {
+        let shard = self.shards[booking.attempt.0 as usize & (SHARDS - 1)].lock();
+        let is_known = shard.attempts.contains_key(&booking.attempt);
+        let before = if is_known { booking.facts.complete_prefill() } else { None };
+        let after = booking.facts.digest();
+        drop(shard);
+        if let Some(before) = before {
+            booking.partition.digests.replace(booking.facts.origin, before, after);
+        }
+    }
+
+    /// A lifecycle call for an id that is not live here. Remembered for a while, unless the id was live here lately.
+    pub(super) fn call_came_early(&self, id: &str, early: Early, now: Moment) {
+        if self.remembers() {
+            let (_, number) = self.shard(id);
+            self.shards[number].lock().recent.call_came_early(id, early, now);
+        }
+    }
+
+    /// What calls for `id` on `rank` came before its mirror did; forgotten by that.
+    pub(super) fn take_early(&self, id: &str, rank: WorkerWithDpRank, now: Moment) -> Option<Early> {
+        let (_, number) = self.shard(id);
+        self.shards[number].lock().recent.take_early(id, rank, now)
+    }
+
+    /// When a call ended the last booking of `id` on `rank` here, if that was lately.
+    pub(super) fn ended_by_call(&self, id: &str, rank: WorkerWithDpRank, now: Moment) -> Option<Moment> {
+        let (_, number) = self.shard(id);
+        self.shards[number].lock().recent.ended_by_call(id, rank, now)
+    }
+
+    /// Forgets what was remembered long enough.
+    pub(super) fn forget_recent(&self, now: Moment) {
+        if self.remembers() {
+            self.shards.iter().for_each(|shard| shard.lock().recent.forget_old(now));
         }
     }
 
@@ -198,9 +337,14 @@ impl BookingIndex {
             row.state = RowState::Lost;
             return;
         }
-        let row = shard.take(hash, attempt);
+        let Some(Row { state: RowState::Held(held), partition, .. }) = shard.take(hash, attempt) else { return };
+        if self.remembers() {
+            shard.recent.ended(Arc::clone(&held.facts.id), held.facts.rank, false, now);
+        }
+        let part = held.facts.digest();
         drop(shard);
-        if let Some(Row { state: RowState::Held(Held { lease: Some(lease), .. }), .. }) = row {
+        partition.digests.remove(held.facts.origin, part);
+        if let Some(lease) = held.lease {
             lease.release(now);
         }
     }
@@ -210,18 +354,10 @@ impl BookingIndex {
         self.shards.len()
     }
 
-    /// The live bookings of one shard, by partition.
-    pub(super) fn held_in(&self, shard: usize) -> Vec<(PartitionRef, Vec<BookingId>)> {
-        let mut found: HashMap<*const Partition, (PartitionRef, Vec<BookingId>)> = HashMap::new();
-        for row in &self.shards[shard].lock().rows {
-            if let RowState::Held(held) = &row.state {
-                let group = found
-                    .entry(Arc::as_ptr(&held.partition))
-                    .or_insert_with(|| (Arc::clone(&held.partition), Vec::new()));
-                group.1.push(row.attempt);
-            }
-        }
-        found.into_values().collect()
+    /// The live bookings of one shard that pass.
+    pub(super) fn live_in(&self, shard: usize, passes: impl Fn(&PartitionRef, &BookingFacts) -> bool) -> Vec<LiveBooking> {
+        let shard = self.shards[shard].lock();
+        shard.rows.iter().filter_map(live).filter(|found| passes(&found.partition, &found.facts)).collect()
     }
 
     /// Live bookings and claims.
@@ -241,53 +377,10 @@ impl BookingIndex {
     }
 }
 
-/// The right to book an id. Dropped before it is installed, it frees the id.
-#[derive(Debug)]
-pub(super) struct Claim {
-    index: Arc<BookingIndex>,
-    id: Arc<str>,
-    hash: u64,
-    attempt: BookingId,
-    open: bool,
-}
-
-impl Claim {
-    /// The id.
-    pub(super) fn id(&self) -> &Arc<str> {
-        &self.id
-    }
-
-    /// The number of the booking that is being made.
-    pub(super) fn attempt(&self) -> BookingId {
-        self.attempt
-    }
-
-    /// The booking exists: lifecycle calls may find it from now on.
-    ///
-    /// # Errors
-    /// What it held, when the booking has ended meanwhile; the id is free then.
-    pub(super) fn install(mut self, held: Held) -> Result<(), Held> {
-        let mut shard = self.index.shards[self.index.shard_of(self.hash)].lock();
-        let row = shard.rows.find_mut(self.hash, |row| row.attempt == self.attempt);
-        match row {
-            Some(row) if matches!(row.state, RowState::Claimed) => {
-                row.state = RowState::Held(held);
-                drop(shard);
-                self.open = false;
-                Ok(())
-            }
-            _ => Err(held),
-        }
-    }
-}
-
-impl Drop for Claim {
-    fn drop(&mut self) {
-        if self.open {
-            let row = self.index.shards[self.index.shard_of(self.hash)].lock().take(self.hash, self.attempt);
-            drop(row);
-        }
-    }
+fn live(row: &Row) -> Option<LiveBooking> {
+    let RowState::Held(held) = &row.state else { return None };
+    let (partition, facts) = (Arc::clone(&row.partition), Arc::clone(&held.facts));
+    Some(LiveBooking { attempt: row.attempt, partition, facts })
 }
 
 /// Attempts are counters: a multiplication spreads them well enough.

@@ -8,6 +8,7 @@
 //! | `upkeep` | periodic work |
 //! | `requests` | selections, reservations, lifecycle, inspection |
 //! | `recovery` | the dump of all partitions |
+//! | `replicas` | what other replicas tell, and what they are shown |
 //!
 //! Lock order: applying, catalog, then partition map or records, then one partition's state. Worker verbs serialise on
 //! the catalog's lock, which no selection takes.
@@ -16,6 +17,7 @@ mod bookings;
 mod instances;
 mod reconcile;
 mod recovery;
+mod replicas;
 mod requests;
 mod snapshots;
 mod upkeep;
@@ -37,7 +39,10 @@ use parking_lot::{Mutex, RwLock};
 
 use self::upkeep::Upkeep;
 
-pub use self::bookings::{BookingEnd, BookingIndex, EndedBookings};
+pub use self::{
+    bookings::{BookingEnd, BookingIndex, EndedBookings},
+    replicas::{BookingSnapshot, EndedElsewhere, MergeReport, MirrorDrop, Mirrored, PartitionDigest},
+};
 use super::{
     catalog::Catalog,
     config::{ConfigError, SelectionConfig},
@@ -49,6 +54,7 @@ use super::{
     partition::{Partition, PartitionRef, PolicyFactory},
     pending::PendingSelections,
     policy::builtin,
+    replication::{Replication, ReplicationCell},
     worker::WorkerRecord,
 };
 
@@ -77,6 +83,7 @@ pub struct SelectionCore {
     bookings: Arc<BookingIndex>,
     /// Decided, not yet booked.
     pending: PendingSelections,
+    replication: ReplicationCell,
 }
 
 /// Restricts a listing to exact names.
@@ -148,6 +155,7 @@ impl SelectionCore {
             schedulable: AtomicU64::new(0),
             shutting_down: AtomicBool::new(false),
             bookings: Arc::default(),
+            replication: ReplicationCell::default(),
             pending: PendingSelections::new(&config),
             config: Arc::new(config),
         }))
@@ -159,6 +167,13 @@ impl SelectionCore {
     /// A setting out of range, a bad tracking-hash configuration among them.
     pub fn try_new_local(config: SelectionConfig) -> Result<Arc<Self>, ConfigError> {
         Self::try_new(config, Arc::new(SystemClock::default()), Arc::new(NoEventSources))
+    }
+
+    /// Tells other replicas of what happens here from now on, and takes what they tell. Call it before the first
+    /// request; a second call changes nothing and answers `false`.
+    pub fn replicate(&self, replication: Replication) -> bool {
+        self.bookings.remember();
+        self.replication.set(replication).is_ok()
     }
 
     /// The settings it runs with.
@@ -208,7 +223,8 @@ impl SelectionCore {
     /// Makes a partition without workers and shows it to requests. Call it under the catalog's lock.
     fn create_partition(&self, key: PartitionKey, block_size: u32, recovered: Option<PrefixIndex>) -> PartitionRef {
         let (config, policies, panics, now) = (&self.config, &self.policies, &self.panics, self.clock.now());
-        let partition = Partition::new(key.clone(), block_size, config, policies, panics, now, recovered);
+        let replication = &self.replication;
+        let partition = Partition::new(key.clone(), block_size, config, policies, panics, replication, now, recovered);
         let partition = Arc::new(partition);
         self.partitions.write().insert(key, Arc::clone(&partition));
         partition

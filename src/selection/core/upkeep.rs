@@ -73,6 +73,7 @@ impl SelectionCore {
             }
         }
         if expire {
+            self.expire_mirrored(now);
             self.sweep_bookings(now);
         }
         self.reconcile_dirty();

@@ -33,6 +33,7 @@ use super::{
     ingest::Trust,
     moment::Moment,
     queue::Admission,
+    replication::{BookingChange, BookingEvent, BookingFacts, LoadDigests, ReplicationCell, RouterId},
     sessions::SessionTable,
     worker::WorkerRole,
 };
@@ -47,6 +48,9 @@ pub struct Partition {
     pub index: PartitionIndex,
     /// Session affinity.
     pub sessions: SessionTable,
+    /// Live bookings by the replica that made them.
+    pub(super) digests: LoadDigests,
+    replication: ReplicationCell,
     /// What non-advisory selections pass before their pick.
     pub admission: Admission,
     /// Set by the first worker; absent in a recovered partition that nobody joined yet.
@@ -92,6 +96,7 @@ impl Partition {
         config: &Arc<SelectionConfig>,
         policies: &Arc<PolicyFactory>,
         panics: &Arc<AtomicU64>,
+        replication: &ReplicationCell,
         now: Moment,
         recovered: Option<PrefixIndex>,
     ) -> Self {
@@ -101,7 +106,9 @@ impl Partition {
             block_size,
             strangers: AtomicBool::new(recovered.is_some()),
             index: PartitionIndex::new(config, now, recovered),
-            sessions: SessionTable::new(config),
+            sessions: SessionTable::new(config, &key, replication),
+            digests: LoadDigests::default(),
+            replication: Arc::clone(replication),
             admission: Admission::default(),
             traits: OnceLock::new(),
             schedulable: AtomicU64::new(0),
@@ -159,6 +166,25 @@ impl Partition {
     pub(super) fn probe(&self, now: Moment) {
         if self.is_failing() {
             let _contained = self.with_state(|state| state.probe(self.index.primary(), now));
+        }
+    }
+
+    /// This process among its replicas; 0 when it is alone.
+    pub(super) fn router_id(&self) -> RouterId {
+        self.replication.get().map_or(0, |replication| replication.router_id)
+    }
+
+    /// Tells other replicas of a change made here.
+    pub(super) fn publish_booking(&self, facts: &BookingFacts, change: impl FnOnce() -> BookingChange) {
+        if let Some(replication) = self.replication.get() {
+            replication.outlet.booking(BookingEvent {
+                partition: self.key.clone(),
+                block_size: self.block_size,
+                selection_id: Arc::clone(&facts.id),
+                rank: facts.rank,
+                lora_name: facts.lora_name.clone(),
+                change: change(),
+            });
         }
     }
 

@@ -8,7 +8,7 @@ use std::{
 
 use hashbrown::HashMap;
 
-use super::{Binding, Entry, Shared, Waiter};
+use super::{Binding, Entry, SessionVersion, Shared, Waiter};
 use crate::selection::{
     error::SelectionError,
     identity::WorkerWithDpRank,
@@ -45,17 +45,19 @@ pub(super) enum Attempt {
 /// One look at the table; takes what it finds.
 pub(super) fn attempt(shared: &Arc<Shared>, id: &str, now: Moment) -> Attempt {
     let mut state = shared.state.lock();
-    let (key, is_new): (Arc<str>, bool) = match state.entries.get_key_value_mut(id) {
+    let (key, is_new): (Arc<str>, bool) = match state.entries.get_key_value(id) {
         Some((_, Entry::Initializing { revision, .. })) => return Attempt::Initializing { revision: *revision },
         Some((key, Entry::Bound(binding))) if !binding.is_expired(now) => {
-            binding.leases += 1;
+            let target = binding.target;
             let lease = SessionLease {
                 shared: Arc::clone(shared),
                 id: Arc::clone(key),
                 revision: binding.revision,
+                version: binding.version,
                 held: true,
             };
-            return Attempt::Held(Hold::Bound(BoundHold { target: binding.target, lease }));
+            state.entries.change(id, |binding| binding.leases += 1);
+            return Attempt::Held(Hold::Bound(BoundHold { target, lease }));
         }
         Some((key, Entry::Bound(_))) => (Arc::clone(key), false),
         None => (id.into(), true),
@@ -103,21 +105,22 @@ impl Drop for FirstHold {
 /// Replaces whatever stands under `id` by a new binding with one lease.
 fn bind(shared: &Arc<Shared>, id: &Arc<str>, rank: WorkerWithDpRank, clock: &dyn Clock) -> SessionLease {
     let (now, unix_nanos) = (clock.now(), clock.unix_nanos());
+    let target = AffinityTarget { worker_id: rank.worker_id, dp_rank: Some(rank.dp_rank) };
     let mut state = shared.state.lock();
     let revision = state.next_revision();
-    let binding = Binding {
-        target: AffinityTarget { worker_id: rank.worker_id, dp_rank: Some(rank.dp_rank) },
-        revision,
-        version: state.next_version(unix_nanos),
-        leases: 1,
-        idle_deadline: now.after(shared.ttl),
+    let replaced = match state.entries.get(id) {
+        Some(Entry::Bound(binding)) => binding.version.sequence,
+        _ => 0,
     };
+    let version = state.next_version(replaced, unix_nanos, shared.writer_id());
+    let binding = Binding { target, revision, version, leases: 1, idle_deadline: now.after(shared.ttl) };
     let replaced = state.entries.insert(Arc::clone(id), Entry::Bound(binding));
     drop(state);
     if let Some(Entry::Initializing { waiters, .. }) = replaced {
         wake_all(waiters);
     }
-    SessionLease { shared: Arc::clone(shared), id: Arc::clone(id), revision, held: true }
+    shared.publish(id, target, version);
+    SessionLease { shared: Arc::clone(shared), id: Arc::clone(id), revision, version, held: true }
 }
 
 fn wake_all(waiters: HashMap<u64, Waiter>) {
@@ -158,6 +161,7 @@ impl BoundHold {
 
     /// The lease, now backed by a booking on the bound rank.
     pub fn commit(self) -> SessionLease {
+        self.lease.shared.publish(&self.lease.id, self.target, self.lease.version);
         self.lease
     }
 
@@ -167,17 +171,18 @@ impl BoundHold {
         let shared = Arc::clone(&self.lease.shared);
         let now = clock.now();
         let mut state = shared.state.lock();
-        match state.entries.get_mut(&self.lease.id) {
+        match state.entries.get(&self.lease.id) {
             Some(Entry::Initializing { .. }) => return None,
             Some(Entry::Bound(binding)) if binding.revision != self.lease.revision && !binding.is_expired(now) => {
                 let chosen = AffinityTarget { worker_id: rank.worker_id, dp_rank: Some(rank.dp_rank) };
                 if binding.target != chosen {
                     return None;
                 }
-                binding.leases += 1;
-                let revision = binding.revision;
+                let (revision, version) = (binding.revision, binding.version);
+                state.entries.change(&self.lease.id, |binding| binding.leases += 1);
                 drop(state);
-                return Some(SessionLease { shared, id: Arc::clone(&self.lease.id), revision, held: true });
+                shared.publish(&self.lease.id, chosen, version);
+                return Some(SessionLease { shared, id: Arc::clone(&self.lease.id), revision, version, held: true });
             }
             Some(Entry::Bound(_)) => {}
             None => {
@@ -208,6 +213,8 @@ pub struct SessionLease {
     shared: Arc<Shared>,
     id: Arc<str>,
     revision: u64,
+    /// A binding another replica moved since keeps its leases and is not refreshed by them.
+    version: SessionVersion,
     held: bool,
 }
 
@@ -222,13 +229,18 @@ impl SessionLease {
             return;
         }
         let mut state = self.shared.state.lock();
-        if let Some(Entry::Bound(binding)) = state.entries.get_mut(&self.id)
-            && binding.revision == self.revision
-        {
-            binding.leases -= 1;
-            if let Some(now) = refreshed {
-                binding.idle_deadline = now.after(self.shared.ttl);
+        let published = state.entries.change(&self.id, |binding| {
+            if binding.revision != self.revision {
+                return None;
             }
+            binding.leases -= 1;
+            let now = refreshed.filter(|_| binding.version == self.version)?;
+            binding.idle_deadline = now.after(self.shared.ttl);
+            Some(binding.target)
+        });
+        drop(state);
+        if let Some(Some(target)) = published {
+            self.shared.publish(&self.id, target, self.version);
         }
     }
 }
@@ -274,12 +286,7 @@ impl Future for Resolved<'_> {
         let mut state = this.shared.state.lock();
         state.last_waiter += 1;
         let fresh_key = state.last_waiter;
-        let Some(Entry::Initializing { revision, waiters }) = state.entries.get_mut(this.id) else {
-            return Poll::Ready(Ok(()));
-        };
-        if *revision != this.revision {
-            return Poll::Ready(Ok(()));
-        }
+        let Some(waiters) = state.entries.waiters(this.id, this.revision) else { return Poll::Ready(Ok(())) };
         if overdue {
             return Poll::Ready(Err(SelectionError::DeadlineExceeded));
         }
@@ -301,9 +308,7 @@ impl Drop for Resolved<'_> {
         }
         let Some(key) = self.key else { return };
         let mut state = self.shared.state.lock();
-        if let Some(Entry::Initializing { revision, waiters }) = state.entries.get_mut(self.id)
-            && *revision == self.revision
-        {
+        if let Some(waiters) = state.entries.waiters(self.id, self.revision) {
             waiters.remove(&key);
         }
     }

@@ -6,8 +6,12 @@ use crate::selection::{
     testing::{CountingWaker, ManualClock, block_on},
 };
 
+fn sized(ttl: Option<Duration>, capacity: usize) -> SessionTable {
+    SessionTable::with_capacity(ttl, capacity, PartitionKey::new("m", "g"), ReplicationCell::default())
+}
+
 fn table() -> SessionTable {
-    SessionTable::with_capacity(Some(Duration::from_secs(10)), 4)
+    sized(Some(Duration::from_secs(10)), 4)
 }
 
 fn rank(worker_id: u64) -> WorkerWithDpRank {
@@ -46,7 +50,7 @@ fn a_commit_binds_and_a_query_does_not() {
 
 #[test]
 fn without_a_ttl_nothing_binds_and_ids_are_not_checked() {
-    let (table, clock) = (SessionTable::with_capacity(None, 4), ManualClock::default());
+    let (table, clock) = (sized(None, 4), ManualClock::default());
     assert!(matches!(hold(&table, &"x".repeat(300), &clock), Hold::Unbound));
     assert_eq!(table.target(&"x".repeat(300), clock.now()), Ok(None));
 }
@@ -218,7 +222,7 @@ fn versions_grow_from_the_wall_clock() {
 /// Random interleavings on threads: one binding a session, every lease given back.
 #[test]
 fn concurrent_first_requests_agree_on_one_rank() {
-    let table = Arc::new(SessionTable::with_capacity(Some(Duration::from_secs(10)), 64));
+    let table = Arc::new(sized(Some(Duration::from_secs(10)), 64));
     let clock = Arc::new(ManualClock::default());
     for round in 0..50 {
         let id = format!("session-{}", round % 8);

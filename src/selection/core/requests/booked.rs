@@ -3,50 +3,39 @@
 use std::sync::Arc;
 
 use crate::selection::{
-    core::bookings::{Claim, Held},
+    core::bookings::{Claim, Held, NotInstalled},
     error::SelectionError,
     identity::WorkerWithDpRank,
     load::{BookingId, LoadTracker, NewBooking, Slot},
     moment::Moment,
     partition::{Partition, PartitionRef},
+    replication::{Admission, BookingChange, BookingFacts},
     sessions::SessionLease,
 };
 
-/// What is booked, apart from where.
-#[derive(Debug)]
-pub(super) struct Charge {
-    /// Tracking hashes.
-    pub(super) sequence: Arc<[u64]>,
-    /// Prefill tokens to count.
-    pub(super) prefill_tokens: u64,
-    pub(super) expected_output_tokens: Option<u32>,
-}
-
-impl Charge {
-    /// Books `slot` under `attempt`; what expired there meanwhile is handed out.
-    ///
-    /// # Errors
-    /// 500 when the tracker refuses: the slot is in use and attempts are unique, so only a prompt of more than 2^32
-    /// blocks is refused.
-    pub(super) fn book(
-        self,
-        load: &mut LoadTracker,
-        attempt: BookingId,
-        slot: Slot,
-        now: Moment,
-    ) -> Result<Vec<BookingId>, SelectionError> {
-        let booking = NewBooking {
-            id: attempt,
-            slot,
-            sequence: self.sequence,
-            prefill_tokens: self.prefill_tokens,
-            prefill_duration: None,
-            expected_output_tokens: self.expected_output_tokens,
-        };
-        match load.book(booking, now) {
-            (true, expired) => Ok(expired),
-            (false, _) => Err(SelectionError::Internal("booking was refused by the load tracker".to_owned())),
-        }
+/// Books `slot` under `attempt`; what expired there meanwhile is handed out.
+///
+/// # Errors
+/// 500 when the tracker refuses: the slot is in use and attempts are unique, so only a prompt of more than 2^32 blocks
+/// is refused.
+pub(in crate::selection::core) fn book(
+    admission: &Admission,
+    load: &mut LoadTracker,
+    attempt: BookingId,
+    slot: Slot,
+    now: Moment,
+) -> Result<Vec<BookingId>, SelectionError> {
+    let booking = NewBooking {
+        id: attempt,
+        slot,
+        sequence: Arc::clone(&admission.sequence),
+        prefill_tokens: admission.prefill_tokens(),
+        prefill_duration: admission.prefill.and_then(|hint| hint.duration),
+        expected_output_tokens: admission.expected_output_tokens,
+    };
+    match load.book(booking, now) {
+        (true, expired) => Ok(expired),
+        (false, _) => Err(SelectionError::Internal("booking was refused by the load tracker".to_owned())),
     }
 }
 
@@ -74,18 +63,32 @@ impl<'a> Booked<'a> {
         recorded.ok_or_else(|| SelectionError::Internal(format!("index of {} failed", self.partition.key)))
     }
 
-    /// Makes the booking visible to lifecycle calls.
+    /// Makes the booking visible to lifecycle calls and to other replicas.
     ///
     /// # Errors
-    /// 500 when its worker left meanwhile; nothing of the booking is left then.
-    pub(super) fn install(mut self, claim: Claim, lease: Option<SessionLease>) -> Result<(), SelectionError> {
-        match claim.install(Held { partition: Arc::clone(self.partition), lease }) {
+    /// 500 when its worker left meanwhile, 409 when another replica booked the id; nothing of the booking is left then.
+    pub(super) fn install(
+        mut self,
+        claim: Claim,
+        admission: Admission,
+        lora_name: Option<&str>,
+        lease: Option<SessionLease>,
+    ) -> Result<(), SelectionError> {
+        let id = Arc::clone(claim.id());
+        let (lora_name, origin) = (lora_name.map(Arc::from), self.partition.router_id());
+        let facts = BookingFacts::new(id, self.rank, lora_name, admission, (self.now, self.now), origin);
+        let facts = Arc::new(facts);
+        match claim.install(Held { facts: Arc::clone(&facts), lease }) {
             Ok(()) => {
                 self.armed = false;
+                self.partition.publish_booking(&facts, || BookingChange::Admitted(facts.admission.clone()));
                 Ok(())
             }
-            Err(held) => {
-                drop(held);
+            Err(NotInstalled::Replaced) => {
+                let id = &facts.id;
+                Err(SelectionError::Conflict(format!("selection {id} reservation claim was replaced")))
+            }
+            Err(NotInstalled::Ended) => {
                 forget_recorded(self.partition, self.rank);
                 Err(SelectionError::Internal(format!(
                     "selected worker {} is no longer schedulable",

@@ -1,10 +1,14 @@
 //! What happens to a booking after it was made (spec http 8).
 
 use crate::selection::{
-    core::{EndedBookings, SelectionCore},
+    core::{
+        EndedBookings, SelectionCore,
+        bookings::{Early, LiveBooking},
+    },
     error::SelectionError,
     load::{BookingId, LoadTracker},
     moment::Moment,
+    replication::BookingChange,
 };
 
 fn unknown(selection_id: &str) -> SelectionError {
@@ -17,7 +21,17 @@ impl SelectionCore {
     /// # Errors
     /// 404 unknown id.
     pub fn prefill_complete(&self, selection_id: &str) -> Result<(), SelectionError> {
-        self.on_booking(selection_id, LoadTracker::prefill_complete)
+        let booking = match self.on_booking(selection_id, LoadTracker::prefill_complete) {
+            Ok(booking) => booking,
+            Err(error) => {
+                self.came_early(selection_id, Early { prefill_completed: true, ..Early::default() });
+                return Err(error);
+            }
+        };
+        self.bookings.complete_prefill(&booking);
+        // Again when it was done before: a peer may have missed it.
+        booking.partition.publish_booking(&booking.facts, || BookingChange::PrefillCompleted);
+        Ok(())
     }
 
     /// A booking produced one block of output.
@@ -28,7 +42,8 @@ impl SelectionCore {
         if decay_fraction.is_some_and(|fraction| !(0.0..=1.0).contains(&fraction)) {
             return Err(SelectionError::BadRequest("decay_fraction must be between 0.0 and 1.0".to_owned()));
         }
-        self.on_booking(selection_id, |load, attempt, now| load.output_block(attempt, decay_fraction, now))
+        self.on_booking(selection_id, |load, attempt, now| load.output_block(attempt, decay_fraction, now))?;
+        Ok(())
     }
 
     /// Ends a booking.
@@ -36,13 +51,23 @@ impl SelectionCore {
     /// # Errors
     /// 404 unknown id.
     pub fn free_reservation(&self, selection_id: &str) -> Result<(), SelectionError> {
-        let taken = self.bookings.take(selection_id).ok_or_else(|| unknown(selection_id))?;
         let now = self.clock.now();
-        let freed = taken.held.partition.with_state(|state| state.load.free(taken.attempt, now));
+        let Some(taken) = self.bookings.take(selection_id, now) else {
+            self.came_early(selection_id, Early { freed: true, ..Early::default() });
+            return Err(unknown(selection_id));
+        };
+        let freed = taken.partition.with_state(|state| state.load.free(taken.attempt, now));
         if let Some(lease) = taken.held.lease {
             lease.release(now);
         }
+        taken.partition.publish_booking(&taken.held.facts, || BookingChange::Freed);
         if freed? { Ok(()) } else { Err(unknown(selection_id)) }
+    }
+
+    /// A client's call for an id that is not live here: its mirror may be on the way.
+    fn came_early(&self, selection_id: &str, early: Early) {
+        let early = Early { is_local: true, ..early };
+        self.bookings.call_came_early(selection_id, early, self.clock.now());
     }
 
     /// Applies `change` to the booking an id names. The row of a booking that is gone goes too.
@@ -50,13 +75,13 @@ impl SelectionCore {
         &self,
         selection_id: &str,
         change: impl FnOnce(&mut LoadTracker, BookingId, Moment) -> bool,
-    ) -> Result<(), SelectionError> {
-        let (partition, attempt) = self.bookings.find(selection_id).ok_or_else(|| unknown(selection_id))?;
+    ) -> Result<LiveBooking, SelectionError> {
+        let booking = self.bookings.find(selection_id).ok_or_else(|| unknown(selection_id))?;
         let now = self.clock.now();
-        if partition.with_state(|state| change(&mut state.load, attempt, now))? {
-            return Ok(());
+        if booking.partition.with_state(|state| change(&mut state.load, booking.attempt, now))? {
+            return Ok(booking);
         }
-        self.bookings.forget(attempt, now);
+        self.bookings.forget(booking.attempt, now);
         Err(unknown(selection_id))
     }
 
@@ -64,13 +89,13 @@ impl SelectionCore {
     /// are reported as they do, so this finds only what a contained panic has lost. Called once an expiry period.
     pub(in crate::selection::core) fn sweep_bookings(&self, now: Moment) {
         for shard in 0..self.bookings.shards() {
-            for (partition, attempts) in self.bookings.held_in(shard) {
-                let gone = partition.with_state(|state| {
-                    attempts.into_iter().filter(|&attempt| !state.load.is_live(attempt)).collect::<Vec<_>>()
-                });
-                gone.unwrap_or_default().into_iter().for_each(|attempt| self.bookings.forget(attempt, now));
+            for LiveBooking { partition, attempt, .. } in self.bookings.live_in(shard, |_, _| true) {
+                if !partition.with_state(|state| state.load.is_live(attempt)).unwrap_or(true) {
+                    self.bookings.forget(attempt, now);
+                }
             }
         }
+        self.bookings.forget_recent(now);
         self.pending.sweep(now);
     }
 

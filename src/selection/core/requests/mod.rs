@@ -15,7 +15,7 @@
 //! cache are each taken alone.
 
 mod answer;
-mod booked;
+pub(super) mod booked;
 mod inspect;
 mod lifecycle;
 mod lookup;
@@ -33,7 +33,7 @@ use crate::selection::{
     hash,
     identity::WorkerWithDpRank,
     load::LoadTracker,
-    partition::Partition,
+    partition::{Partition, PartitionRef},
     prompt::HashingScope,
     request::{AffinityTarget, PromptInput, RouterConfigOverride},
 };
@@ -67,14 +67,14 @@ impl SelectionCore {
     }
 
     /// Claims an id for a booking. An id whose booking is gone is free, whatever its row says.
-    fn claim(&self, id: Arc<str>) -> Result<Claim, SelectionError> {
-        match self.bookings.claim(Arc::clone(&id)) {
+    fn claim(&self, id: Arc<str>, partition: &PartitionRef) -> Result<Claim, SelectionError> {
+        match self.bookings.claim(Arc::clone(&id), partition) {
             Err(SelectionError::Conflict(text)) => {
-                if let Some((partition, attempt)) = self.bookings.find(&id)
-                    && !partition.with_state(|state| state.load.is_live(attempt))?
+                if let Some(known) = self.bookings.find(&id)
+                    && !known.partition.with_state(|state| state.load.is_live(known.attempt))?
                 {
-                    self.bookings.forget(attempt, self.clock.now());
-                    return self.bookings.claim(id);
+                    self.bookings.forget(known.attempt, self.clock.now());
+                    return self.bookings.claim(id, partition);
                 }
                 Err(SelectionError::Conflict(text))
             }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{
-    booked::{Booked, Charge},
+    booked::{Booked, book},
     lookup::Scratch,
     takes_bookings,
 };
@@ -16,6 +16,7 @@ use crate::selection::{
     partition::{Partition, PartitionRef, PartitionState},
     pending::{Generation, PendingSelection},
     prompt::{self, Purpose},
+    replication::{Admission, PrefillHint},
     request::{ReservationRequest, ReservationResponse},
     sessions::Hold,
 };
@@ -59,24 +60,25 @@ impl SelectionCore {
         let mut scratch = Scratch::take();
         let scope = self.hashing_scope(&partition, &request.prompt, request.router_config_override.as_ref())?;
         scratch.prompt.prepare(&request.prompt, &scope, if records { Purpose::Select } else { Purpose::Track })?;
-        let claim = self.claim(request.selection_id.as_str().into())?;
+        let claim = self.claim(request.selection_id.as_str().into(), &partition)?;
         let rank = WorkerWithDpRank::new(worker_id, request.dp_rank.unwrap_or(0));
         let default_track = || self.tracks_prefill(request.router_config_override.as_ref());
         let track = request
             .track_prefill_tokens
             .unwrap_or_else(|| request.effective_prefill_tokens.is_some() || default_track());
-        let charge = Charge {
+        let admission = Admission {
             sequence: scratch.prompt.sequence().into(),
-            prefill_tokens: request.effective_prefill_tokens.filter(|_| track).unwrap_or(0),
+            track_prefill_tokens: track,
             expected_output_tokens: request.expected_output_tokens,
+            prefill: request.effective_prefill_tokens.map(|tokens| PrefillHint { tokens, duration: None }),
         };
         let unknown = || SelectionError::NotFound(format!("Worker {rank:?} not found"));
-        let (booked, endpoint) = self.book(&partition, rank, charge, &claim, unknown)?;
+        let (booked, endpoint) = self.book(&partition, rank, &admission, &claim, unknown)?;
         if records {
             booked.record(scratch.prompt.locals(), scratch.prompt.seqs())?;
         }
         let id = Arc::clone(claim.id());
-        booked.install(claim, None)?;
+        booked.install(claim, admission, request.prompt.lora_name.as_deref(), None)?;
         Ok(answer(&partition, id, rank, endpoint))
     }
 
@@ -116,7 +118,7 @@ impl SelectionCore {
         if !partition.with_state(|state| schedulable_slot(state, rank).is_some())? {
             return Err(unknown());
         }
-        let claim = self.claim(request.selection_id.as_str().into())?;
+        let claim = self.claim(request.selection_id.as_str().into(), &partition)?;
         let hold = match selection.session_id.as_deref() {
             Some(session) => {
                 partition
@@ -129,12 +131,15 @@ impl SelectionCore {
         if let Hold::Bound(bound) = &hold {
             bound.check(rank)?;
         }
-        let charge = Charge {
+        let admission = Admission {
             sequence: Arc::clone(&selection.sequence),
-            prefill_tokens: if selection.track_prefill_tokens { selection.effective_prefill_tokens } else { 0 },
+            track_prefill_tokens: selection.track_prefill_tokens,
             expected_output_tokens: selection.expected_output_tokens,
+            prefill: selection
+                .track_prefill_tokens
+                .then_some(PrefillHint { tokens: selection.effective_prefill_tokens, duration: None }),
         };
-        let (booked, endpoint) = self.book(&partition, rank, charge, &claim, unknown)?;
+        let (booked, endpoint) = self.book(&partition, rank, &admission, &claim, unknown)?;
         if let Some(locals) = &selection.block_hashes {
             let mut seqs = Vec::new();
             hash::sequence_hashes(locals, &mut seqs);
@@ -146,7 +151,7 @@ impl SelectionCore {
             Hold::Bound(bound) => Some(bound.commit()),
         };
         let id = Arc::clone(claim.id());
-        booked.install(claim, lease)?;
+        booked.install(claim, admission, selection.lora_name.as_deref(), lease)?;
         Ok(answer(&partition, id, rank, endpoint))
     }
 
@@ -158,14 +163,14 @@ impl SelectionCore {
         &self,
         partition: &'a PartitionRef,
         rank: WorkerWithDpRank,
-        charge: Charge,
+        admission: &Admission,
         claim: &Claim,
         unknown: impl FnOnce() -> SelectionError,
     ) -> Result<(Booked<'a>, Arc<str>), SelectionError> {
         let now = self.clock.now();
         let outcome = partition.with_state(|state| {
             let (slot, endpoint) = schedulable_slot(state, rank).ok_or_else(unknown)?;
-            let expired = charge.book(&mut state.load, claim.attempt(), slot, now)?;
+            let expired = book(admission, &mut state.load, claim.attempt(), slot, now)?;
             Ok((expired, endpoint))
         });
         let (expired, endpoint) = outcome??;

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use super::{
     answer::Decision,
-    booked::{Booked, Charge},
+    booked::{Booked, book},
     is_schedulable,
     lookup::Scratch,
     takes_bookings,
@@ -19,6 +19,7 @@ use crate::selection::{
     pending::PendingSelection,
     policy::PickRequest,
     prompt::Purpose,
+    replication::{Admission, PrefillHint},
     request::{AffinityTarget, SelectRequest, SelectResponse, Steering},
     sessions::Hold,
 };
@@ -69,24 +70,26 @@ impl SelectionCore {
         let deadline = self.deadline(&request.steering);
         let partition = self.ready_partition(&request.model_name, &request.routing_group)?;
         let id = request.selection_id.take().map_or_else(generated_id, Arc::from);
-        let claim = self.claim(Arc::clone(&id))?;
+        let claim = self.claim(Arc::clone(&id), &partition)?;
         let hold = self.hold_session(&partition, &request, deadline).await?;
         let (scratch, now) = self.decide_when(&partition, &request, false, deadline).await?;
         let target = request.steering.affinity_target.or(hold.target());
         let track = self.tracks_prefill(request.router_config_override.as_ref());
-        let mut charge = Charge {
+        let mut admission = Admission {
             sequence: scratch.prompt.sequence().into(),
-            prefill_tokens: 0,
+            track_prefill_tokens: track,
             expected_output_tokens: request.steering.expected_output_tokens,
+            prefill: None,
         };
         let chosen = partition.with_state(|state| {
             let decision = self.pick(&partition, state, &request, target, &scratch, now)?;
             let moved = session_moved(state, &hold, &decision)?;
             let source = hints::fetch_source(&partition.index, &scratch.matches, &state.load, decision.picked.slot);
             if track {
-                charge.prefill_tokens = decision.effective_prefill_tokens(scratch.prompt.isl_tokens());
+                let tokens = decision.effective_prefill_tokens(scratch.prompt.isl_tokens());
+                admission.prefill = Some(PrefillHint { tokens, duration: None });
             }
-            let expired = charge.book(&mut state.load, claim.attempt(), decision.picked.slot, now)?;
+            let expired = book(&admission, &mut state.load, claim.attempt(), decision.picked.slot, now)?;
             Ok(Chosen { decision, moved, source, expired })
         });
         let Chosen { decision, moved, source, expired } = chosen??;
@@ -99,7 +102,7 @@ impl SelectionCore {
             Hold::Bound(bound) if moved => bound.rebind(decision.rank, &*self.clock),
             Hold::Bound(bound) => Some(bound.commit()),
         };
-        booked.install(claim, lease)?;
+        booked.install(claim, admission, request.prompt.lora_name.as_deref(), lease)?;
 
         let mut answer = decision.answer(&self.config, &partition, &scratch);
         answer.kv_hint = source.and_then(|source| {

@@ -1,0 +1,75 @@
+//! The right to book an id.
+
+use std::sync::{Arc, atomic::Ordering};
+
+use super::{BookingIndex, Held, RowState};
+use crate::selection::load::BookingId;
+
+/// The right to book an id. Dropped before it is installed, it frees the id.
+#[derive(Debug)]
+pub(in crate::selection::core) struct Claim {
+    index: Arc<BookingIndex>,
+    id: Arc<str>,
+    hash: u64,
+    attempt: BookingId,
+    open: bool,
+}
+
+/// Why a claim could not be installed.
+#[derive(Debug)]
+pub(in crate::selection::core) enum NotInstalled {
+    /// The booking has ended meanwhile; the id is free then.
+    Ended,
+    /// Another replica booked the id.
+    Replaced,
+}
+
+impl Claim {
+    pub(super) fn new(index: Arc<BookingIndex>, id: Arc<str>, hash: u64, attempt: BookingId) -> Self {
+        Self { index, id, hash, attempt, open: true }
+    }
+
+    /// The id.
+    pub(in crate::selection::core) fn id(&self) -> &Arc<str> {
+        &self.id
+    }
+
+    /// The number of the booking that is being made.
+    pub(in crate::selection::core) fn attempt(&self) -> BookingId {
+        self.attempt
+    }
+
+    /// The booking exists: lifecycle calls may find it from now on.
+    ///
+    /// # Errors
+    /// The booking has ended, or its claim went to another one; what was held is dropped.
+    pub(in crate::selection::core) fn install(mut self, held: Held) -> Result<(), NotInstalled> {
+        let (origin, part) = (held.facts.origin, held.facts.digest());
+        let mut shard = self.index.shards[self.index.shard_of(self.hash)].lock();
+        let Some(row) = shard.rows.find_mut(self.hash, |row| row.attempt == self.attempt) else {
+            return Err(NotInstalled::Replaced);
+        };
+        if !matches!(row.state, RowState::Claimed) {
+            return Err(NotInstalled::Ended);
+        }
+        row.state = RowState::Held(held);
+        let partition = Arc::clone(&row.partition);
+        if self.index.remembers.load(Ordering::Relaxed) {
+            shard.recent.lives(&self.id);
+        }
+        // Under the lock: the digest never loses a part before it has it.
+        partition.digests.add(origin, part);
+        drop(shard);
+        self.open = false;
+        Ok(())
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        if self.open {
+            let row = self.index.shards[self.index.shard_of(self.hash)].lock().take(self.hash, self.attempt);
+            drop(row);
+        }
+    }
+}

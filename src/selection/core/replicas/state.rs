@@ -1,0 +1,239 @@
+//! Live bookings and sessions as a whole.
+//!
+//! A replica that lost something compares digests with the one it follows, asks it for its live bookings, and makes its
+//! own copy equal. The answer is a list that grew while it was read, so what became known here after the question is
+//! left alone; what a call ended here is not booked again, and its maker is told.
+
+use std::{collections::HashSet, sync::Arc, time::Duration};
+
+use super::{Mirrored, NewMirror};
+use crate::selection::{
+    core::{PartitionFilter, SelectionCore, bookings::LiveBooking},
+    identity::{PartitionKey, WorkerWithDpRank},
+    moment::Moment,
+    partition::PartitionRef,
+    replication::{Admission, LoadDigest, RouterId},
+    sessions::SessionSnapshot,
+};
+
+/// What one replica made in one partition, in short.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PartitionDigest {
+    /// The partition.
+    pub partition: PartitionKey,
+    /// Tokens a block.
+    pub block_size: u32,
+    /// Its live bookings.
+    pub load: LoadDigest,
+    /// Its session bindings; equal digests mean equal bindings.
+    pub sessions: u64,
+}
+
+/// One live booking.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BookingSnapshot {
+    /// Its id.
+    pub selection_id: Arc<str>,
+    /// Where it is.
+    pub rank: WorkerWithDpRank,
+    /// LoRA adapter named when it was made.
+    pub lora_name: Option<Arc<str>>,
+    /// What it counts for.
+    pub admission: Admission,
+    /// Whether its prefill is done.
+    pub prefill_completed: bool,
+    /// Who made it.
+    pub origin: RouterId,
+    /// Time since it was made.
+    pub age: Duration,
+}
+
+/// A booking that another replica has and that a call ended here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EndedElsewhere {
+    /// Its partition.
+    pub partition: PartitionKey,
+    /// Its id.
+    pub selection_id: Arc<str>,
+    /// Where it was.
+    pub rank: WorkerWithDpRank,
+    /// Time since it ended.
+    pub ago: Duration,
+}
+
+/// What taking over a replica's bookings changed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MergeReport {
+    /// Booked here too.
+    pub added: u64,
+    /// Prefills marked done.
+    pub completed: u64,
+    /// Ended here too.
+    pub ended: u64,
+    /// Could not be booked: their rank is not here.
+    pub refused: u64,
+    /// Ended here by a call the other replica does not know of.
+    pub ended_here: Vec<EndedElsewhere>,
+}
+
+impl MergeReport {
+    /// Whether anything was different.
+    pub fn changed(&self) -> bool {
+        self.added + self.completed + self.ended > 0 || !self.ended_here.is_empty()
+    }
+}
+
+impl SelectionCore {
+    /// Digests of what the replica `origin` made, as this one knows it; partitions without any of it included.
+    pub fn replica_digests(&self, origin: RouterId) -> Vec<PartitionDigest> {
+        let partitions = self.partitions(&PartitionFilter::default());
+        let digest = |partition: PartitionRef| PartitionDigest {
+            partition: partition.key.clone(),
+            block_size: partition.block_size,
+            load: partition.digests.of(origin),
+            sessions: partition.sessions.digest(origin),
+        };
+        partitions.into_iter().map(digest).collect()
+    }
+
+    /// Live bookings in `parts` parts, for an answer of bounded size: part `part` of one partition's, those of `origin`
+    /// or all. `None` past the last part.
+    pub fn replica_bookings(
+        &self,
+        key: &PartitionKey,
+        origin: Option<RouterId>,
+        part: usize,
+    ) -> Option<Vec<BookingSnapshot>> {
+        if part >= self.bookings.shards() {
+            return None;
+        }
+        let now = self.clock.now();
+        let wanted = |partition: &PartitionRef, of: RouterId| {
+            partition.key == *key && origin.is_none_or(|origin| origin == of)
+        };
+        let found = self.bookings.live_in(part, |partition, facts| wanted(partition, facts.origin));
+        Some(found.into_iter().map(|booking| snapshot(&booking, now)).collect())
+    }
+
+    /// Session bindings of one partition, those of one writer or all.
+    pub fn replica_sessions(&self, key: &PartitionKey, writer: Option<RouterId>) -> Vec<SessionSnapshot> {
+        match self.partition(&key.model_name, &key.routing_group) {
+            Some(partition) => partition.sessions.snapshot(writer, self.clock.now()),
+            None => Vec::new(),
+        }
+    }
+
+    /// Takes over bookings of one partition that another replica has. They were asked for at `asked`; a booking a call
+    /// ended here is not booked again.
+    pub fn merge_bookings(&self, key: &PartitionKey, bookings: Vec<BookingSnapshot>, report: &mut MergeReport) {
+        let Some(partition) = self.partition(&key.model_name, &key.routing_group) else { return };
+        for booking in bookings {
+            self.merge_booking(&partition, booking, report);
+        }
+    }
+
+    fn merge_booking(&self, partition: &PartitionRef, booking: BookingSnapshot, report: &mut MergeReport) {
+        let now = self.clock.now();
+        let (id, rank) = (booking.selection_id, booking.rank);
+        if let Some(known) = self.bookings.find_in(&id, partition) {
+            if booking.prefill_completed && known.facts.rank == rank && self.complete_mirrored(&known) {
+                report.completed += 1;
+            }
+            return;
+        }
+        // The age has grown on the way, so a booking looks younger than it is: in doubt it is booked.
+        if let Some(ended) = self.bookings.ended_by_call(&id, rank, now)
+            && ended >= now.before(booking.age)
+        {
+            let (partition, ago) = (partition.key.clone(), now.since(ended));
+            report.ended_here.push(EndedElsewhere { partition, selection_id: id, rank, ago });
+            return;
+        }
+        if self.config.active_request_expiry.is_some_and(|expiry| booking.age > expiry) {
+            return;
+        }
+        let new = NewMirror {
+            id: Arc::clone(&id),
+            rank,
+            lora_name: booking.lora_name,
+            admission: booking.admission,
+            origin: booking.origin,
+            age: booking.age,
+        };
+        match self.admit(partition, new) {
+            Mirrored::Applied => {
+                report.added += 1;
+                if booking.prefill_completed
+                    && let Some(added) = self.bookings.find_in(&id, partition)
+                {
+                    self.complete_mirrored(&added);
+                }
+            }
+            Mirrored::Dropped(_) => report.refused += 1,
+            Mirrored::Known | Mirrored::Early | Mirrored::EndedEarly => {}
+        }
+    }
+
+    /// Ends bookings of `origin` in one partition that were known before `asked` and are not among `live`, the ids its
+    /// maker had since.
+    pub fn end_absent(
+        &self,
+        key: &PartitionKey,
+        origin: RouterId,
+        asked: Moment,
+        live: &HashSet<Arc<str>>,
+        report: &mut MergeReport,
+    ) {
+        for shard in 0..self.bookings.shards() {
+            let absent = self.bookings.live_in(shard, |partition, facts| {
+                facts.origin == origin && facts.known < asked && partition.key == *key && !live.contains(&facts.id)
+            });
+            report.ended += absent.iter().filter(|booking| self.end_mirrored(booking)).count() as u64;
+        }
+    }
+
+    /// A call ended a booking on another replica `ago`; it is ended here too unless it is younger than that.
+    pub fn end_elsewhere(&self, ended: &EndedElsewhere) -> bool {
+        let Some(partition) = self.partition(&ended.partition.model_name, &ended.partition.routing_group) else {
+            return false;
+        };
+        match self.bookings.find_in(&ended.selection_id, &partition) {
+            Some(known)
+                if known.facts.rank == ended.rank && self.clock.now().since(known.facts.admitted) > ended.ago =>
+            {
+                self.end_mirrored(&known)
+            }
+            _ => false,
+        }
+    }
+
+    /// Ends mirrored bookings whose maker booked them longer than the expiry ago: the tracker counts from when they
+    /// became known here.
+    pub(in crate::selection::core) fn expire_mirrored(&self, now: Moment) {
+        let Some(expiry) = self.config.active_request_expiry else { return };
+        for shard in 0..self.bookings.shards() {
+            let old = self.bookings.live_in(shard, |_, facts| {
+                facts.admitted < facts.known && now.since(facts.admitted) > expiry
+            });
+            for booking in old {
+                let freed = booking.partition.with_state(|state| state.load.free(booking.attempt, now));
+                if freed.unwrap_or(false) {
+                    self.bookings.ended(&[booking.attempt], crate::selection::core::BookingEnd::Expired, now);
+                }
+            }
+        }
+    }
+}
+
+fn snapshot(booking: &LiveBooking, now: Moment) -> BookingSnapshot {
+    let facts = &booking.facts;
+    BookingSnapshot {
+        selection_id: Arc::clone(&facts.id),
+        rank: facts.rank,
+        lora_name: facts.lora_name.clone(),
+        admission: facts.admission.clone(),
+        prefill_completed: facts.is_prefill_done(),
+        origin: facts.origin,
+        age: now.since(facts.admitted),
+    }
+}

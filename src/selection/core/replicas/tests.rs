@@ -1,0 +1,1 @@
+//! Events of other replicas, and taking over their state.
