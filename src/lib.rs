@@ -5,6 +5,7 @@
 //! |---|---|---|
 //! | [`selection`] | the core: prefix index, load, policies, sessions, reservations | none |
 //! | [`events`] | engines' KV events: transport, decoding, listeners | `service` |
+//! | [`mesh`] | replicas: bookings and sessions published and mirrored, losses repaired | `service` |
 //! | [`service`] | the embeddable service: core, listeners, recovery, shutdown | `service` |
 //! | [`discovery`] | snapshots of workers, the workers file, targets | `service` |
 //! | [`telemetry`] | logs, metrics, readiness | `service` |
@@ -13,7 +14,7 @@
 //! | [`engine`] | a stand-in engine with a real KV cache and real events | `server` |
 //! | [`cli`] | one file a subcommand | `server` |
 //!
-//! The arrows point one way: `cli -> {http, discovery} -> service -> events -> selection`.
+//! The arrows point one way: `cli -> {http, discovery} -> service -> {mesh, events} -> selection`.
 
 pub mod selection;
 
@@ -21,6 +22,8 @@ pub mod selection;
 pub mod discovery;
 #[cfg(feature = "service")]
 pub mod events;
+#[cfg(feature = "service")]
+pub mod mesh;
 #[cfg(feature = "service")]
 pub mod service;
 #[cfg(feature = "service")]

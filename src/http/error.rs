@@ -9,10 +9,13 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::{decode::BodyError, reply};
-use crate::selection::{
-    SelectionError,
-    catalog::{CatalogError, SnapshotVersion},
-    error::QueueRejection,
+use crate::{
+    mesh::PeerError,
+    selection::{
+        SelectionError,
+        catalog::{CatalogError, SnapshotVersion},
+        error::QueueRejection,
+    },
 };
 
 /// Body of every error.
@@ -80,6 +83,12 @@ pub enum ApiError {
     /// Replica sync is off (409).
     #[error("replica sync is disabled")]
     ReplicaSyncDisabled,
+    /// A peer that cannot be followed (400, or 503 when there are too many).
+    #[error(transparent)]
+    Peer(#[from] PeerError),
+    /// The peer to remove is not followed (404).
+    #[error("peer not found")]
+    UnknownPeer,
     /// Start-up recovery is not over (503).
     #[error("start-up recovery is not complete")]
     Recovering,
@@ -104,7 +113,9 @@ impl ApiError {
             Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::BodyTimeout => StatusCode::REQUEST_TIMEOUT,
             Self::Unauthorized => StatusCode::UNAUTHORIZED,
-            Self::RouteNotFound => StatusCode::NOT_FOUND,
+            Self::RouteNotFound | Self::UnknownPeer => StatusCode::NOT_FOUND,
+            Self::Peer(PeerError::TooMany) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Peer(_) => StatusCode::BAD_REQUEST,
             Self::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
             Self::ReplicaSyncDisabled => StatusCode::CONFLICT,
             Self::Recovering => StatusCode::SERVICE_UNAVAILABLE,
@@ -131,6 +142,9 @@ impl ApiError {
             Self::RouteNotFound => "route_not_found",
             Self::MethodNotAllowed => "method_not_allowed",
             Self::ReplicaSyncDisabled => "replica_sync_disabled",
+            Self::Peer(PeerError::TooMany) => "too_many_peers",
+            Self::Peer(_) => "peer_endpoint",
+            Self::UnknownPeer => "unknown_peer",
             Self::Recovering => "recovering",
         }
     }

@@ -91,6 +91,8 @@ pub(super) struct WorkerRecordSchema {
         indexer_face::deregister_peer,
         indexer_face::peers,
         indexer_face::reopen_logs,
+        peers::status,
+        peers::state,
         probes::health,
         probes::ready,
         probes::livez,

@@ -4,7 +4,7 @@
 use axum::http::Method;
 
 /// Method and path template of every operation, those of the hot path first.
-pub(super) const OPERATIONS: [(&str, &str); 36] = [
+pub(super) const OPERATIONS: [(&str, &str); 38] = [
     ("POST", "/select_and_reserve"),
     ("POST", "/reservations/{selection_id}/prefill_complete"),
     ("DELETE", "/reservations/{selection_id}"),
@@ -41,6 +41,8 @@ pub(super) const OPERATIONS: [(&str, &str); 36] = [
     ("POST", "/reopen_logs"),
     ("POST", "/test/pause_listener"),
     ("POST", "/test/resume_listener"),
+    ("GET", "/replica_sync/status"),
+    ("GET", "/replica_sync/state"),
 ];
 
 /// One operation, or none of them. A label that is never built from what a client sends.

@@ -18,6 +18,11 @@ pub struct StatusBody {
     pub status: &'static str,
 }
 
+impl StatusBody {
+    /// Done.
+    pub const OK: Self = Self { status: "ok" };
+}
+
 /// An answer in JSON.
 pub(super) fn json<T: Serialize>(status: StatusCode, value: &T) -> Response {
     let mut body = Vec::with_capacity(512);

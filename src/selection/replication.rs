@@ -8,7 +8,7 @@ use std::{
     collections::HashMap,
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -101,8 +101,8 @@ pub struct SessionEvent {
 
 /// Takes what other replicas are to be told. Called on the request's own thread after the change: must not wait.
 pub trait ReplicaOutlet: Send + Sync + 'static {
-    /// A booking changed here.
-    fn booking(&self, event: BookingEvent);
+    /// A booking changed here. The number of this change among all that were told.
+    fn booking(&self, event: BookingEvent) -> u64;
     /// A session changed here.
     fn session(&self, event: SessionEvent);
 }
@@ -147,6 +147,8 @@ pub(in crate::selection) struct BookingFacts {
     /// When it became known here.
     pub(in crate::selection) known: Moment,
     prefill_done: AtomicBool,
+    /// Number under which it was published; 0 when it was not, or not yet.
+    published: AtomicU64,
     /// Digest of all but the prefill.
     identity: u128,
 }
@@ -162,12 +164,22 @@ impl BookingFacts {
     ) -> Self {
         // Only replicas compare digests.
         let identity = if origin == 0 { 0 } else { identity(&id, rank, &admission.sequence) };
-        Self { id, rank, lora_name, admission, origin, admitted, known, prefill_done: AtomicBool::new(false), identity }
+        Self { id, rank, lora_name, admission, origin, admitted, known, prefill_done: AtomicBool::new(false), published: AtomicU64::new(0), identity }
     }
 
     /// Whether its prefill is done.
     pub(in crate::selection) fn is_prefill_done(&self) -> bool {
         self.prefill_done.load(Ordering::Relaxed)
+    }
+
+    pub(in crate::selection) fn set_published(&self, number: u64) {
+        self.published.store(number, Ordering::Relaxed);
+    }
+
+    /// Whether it was published after the change `since`, or not known when.
+    pub(in crate::selection) fn is_after(&self, since: u64) -> bool {
+        let number = self.published.load(Ordering::Relaxed);
+        number == 0 || number > since
     }
 
     /// Marks the prefill done; what its digest was before, when that was news. Call it under the lock that guards the
@@ -239,11 +251,6 @@ impl LoadDigests {
                 digests.remove(&origin);
             }
         }
-    }
-
-    /// The digest of one origin.
-    pub(in crate::selection) fn of(&self, origin: RouterId) -> LoadDigest {
-        self.0.lock().get(&origin).copied().unwrap_or_default()
     }
 
     /// All digests.

@@ -5,6 +5,7 @@ use std::{fmt, sync::Arc};
 use super::{SelectionService, config::ServiceConfig, sources::Sources};
 use crate::{
     events::listener::ListenerConfig,
+    mesh::BoundMesh,
     selection::{Clock, config::ConfigError, ingest::EventSources, moment::SystemClock},
 };
 
@@ -23,6 +24,7 @@ pub struct SelectionServiceBuilder {
     clock: Arc<dyn Clock>,
     listener: ListenerConfig,
     sources: Option<Arc<dyn EventSources>>,
+    mesh: Option<BoundMesh>,
 }
 
 impl fmt::Debug for SelectionServiceBuilder {
@@ -45,7 +47,7 @@ pub enum BuildError {
 impl SelectionServiceBuilder {
     /// A service with `config`, the machine's clock, and listeners for KV events.
     pub fn new(config: ServiceConfig) -> Self {
-        Self { config, clock: Arc::new(SystemClock::default()), listener: ListenerConfig::default(), sources: None }
+        Self { config, clock: Arc::new(SystemClock::default()), listener: ListenerConfig::default(), sources: None, mesh: None }
     }
 
     /// Takes the time from `clock`.
@@ -59,6 +61,13 @@ impl SelectionServiceBuilder {
     #[must_use]
     pub fn listeners(mut self, config: ListenerConfig) -> Self {
         self.listener = config;
+        self
+    }
+
+    /// Tells other replicas of what happens here, and follows them.
+    #[must_use]
+    pub fn mesh(mut self, mesh: BoundMesh) -> Self {
+        self.mesh = Some(mesh);
         self
     }
 
@@ -80,6 +89,6 @@ impl SelectionServiceBuilder {
             Some(sources) => Sources::host(sources),
             None => Sources::listeners(runtime, self.listener),
         };
-        Ok(SelectionService::start(self.config, self.clock, sources)?)
+        Ok(SelectionService::start(self.config, self.clock, sources, self.mesh)?)
     }
 }

@@ -30,6 +30,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 pub use builder::{BuildError, SelectionServiceBuilder};
@@ -40,14 +41,21 @@ use sources::Sources;
 use tasks::{Heartbeat, Tasks, panic_text};
 use tokio::{sync::watch, time::MissedTickBehavior};
 
+
 use crate::{
     events::status::ListenerStatus,
+    mesh::{BoundMesh, Mesh, MeshStatus},
     selection::{Clock, SelectionCore, SelectionError, config::ConfigError},
     telemetry::{
         metrics::Metrics,
         readiness::{Condition, Readiness},
     },
 };
+
+/// How often a catalog that is awaited is looked for.
+const CATALOG_POLL: Duration = Duration::from_millis(20);
+/// Time that the last messages to other replicas have.
+const LEAVE: Duration = Duration::from_secs(2);
 
 /// The selection service. Clones share one service; it stops by [`Self::stop`] or when the last clone is dropped.
 #[derive(Clone)]
@@ -69,6 +77,7 @@ struct Shared {
     readiness: Readiness,
     metrics: Metrics,
     sources: Sources,
+    mesh: Option<Mesh>,
     tasks: Arc<Tasks>,
     ticked: Heartbeat,
     panics: AtomicU64,
@@ -85,14 +94,22 @@ impl Drop for StopGuard {
 }
 
 impl SelectionService {
-    fn start(config: ServiceConfig, clock: Arc<dyn Clock>, sources: Sources) -> Result<Self, ConfigError> {
+    fn start(
+        config: ServiceConfig,
+        clock: Arc<dyn Clock>,
+        sources: Sources,
+        mesh: Option<BoundMesh>,
+    ) -> Result<Self, ConfigError> {
         let core = SelectionCore::try_new(config.selection.clone(), clock, sources.for_core())?;
         let tasks = Tasks::new();
+        let metrics = Metrics::default();
+        let mesh = mesh.map(|mesh| mesh.start(&core, &metrics));
         let shared = Arc::new(Shared {
             core,
+            mesh,
             readiness: Readiness::new(config.ready_requires),
             config,
-            metrics: Metrics::default(),
+            metrics,
             sources,
             tasks: tasks.clone(),
             ticked: Heartbeat::new(),
@@ -130,6 +147,19 @@ impl SelectionService {
         &self.shared.core
     }
 
+    /// The mesh of replicas, where it is on.
+    pub fn mesh(&self) -> Option<&Mesh> {
+        self.shared.mesh.as_ref()
+    }
+
+    /// How the mesh stands; off without one.
+    pub fn mesh_status(&self) -> MeshStatus {
+        match &self.shared.mesh {
+            Some(mesh) => mesh.status(),
+            None => MeshStatus::disabled(self.shared.core.instance_id()),
+        }
+    }
+
     /// Metrics of the service; parts around it register theirs here.
     pub fn metrics(&self) -> &Metrics {
         &self.shared.metrics
@@ -144,6 +174,9 @@ impl SelectionService {
     pub async fn stop(&self) {
         self.begin_shutdown();
         self.shared.core.begin_shutdown();
+        if let Some(mesh) = &self.shared.mesh {
+            mesh.leave(LEAVE).await;
+        }
         self.shared.tasks.stop();
         self.shared.sources.shutdown().await;
     }
@@ -180,11 +213,27 @@ async fn tick(shared: Arc<Shared>) {
 }
 
 async fn recover(shared: Arc<Shared>) {
+    if let Some(mesh) = &shared.mesh {
+        let _urls = mesh.first_contacts().await;
+    }
     let report = recovery::recover(shared.core.clone(), shared.config.recovery.clone()).await;
     shared.sources.release();
     shared.readiness.set(Condition::Index);
-    shared.readiness.set(Condition::Peers);
     shared.recovery.send_replace(Some(report));
+    if let Some(mesh) = &shared.mesh {
+        catalog_needed(&shared).await;
+        mesh.warm_up().await;
+    }
+    shared.readiness.set(Condition::Peers);
     // The task stays until the word to stop: one that ends is dead.
     std::future::pending().await
+}
+
+/// Waits for the catalog where readiness does: load is taken over for ranks that are registered.
+async fn catalog_needed(shared: &Shared) {
+    if shared.config.ready_requires.contains(Condition::Catalog) {
+        while !shared.core.catalog_applied() {
+            tokio::time::sleep(CATALOG_POLL).await;
+        }
+    }
 }

@@ -167,13 +167,24 @@ pub(super) struct PeerArgs {
     /// Base URLs of selectors or indexers whose index is taken over at start
     #[arg(long, env = "POINTSMAN_INDEXER_PEERS", value_name = "URL,...", value_delimiter = ',')]
     pub indexer_peers: Vec<String>,
-    /// Port on which load is published to other selectors; this version has no replica sync and refuses it
+    /// Port on which bookings and sessions are published to other selectors, on all interfaces [default: no replica
+    /// sync]
     #[arg(long, env = "POINTSMAN_REPLICA_SYNC_LISTEN_PORT", value_name = "PORT", value_parser = nonzero_port)]
     pub replica_sync_port: Option<u16>,
-    /// ZMQ endpoints on which other selectors publish; refused as well
+    /// ZMQ endpoints on which other selectors publish, for example tcp://10.0.0.8:9092; more come over HTTP
     #[arg(long, env = "POINTSMAN_REPLICA_SYNC_PEERS", value_name = "ENDPOINT,...", value_delimiter = ',')]
     #[arg(requires = "replica_sync_port")]
     pub replica_sync_peers: Vec<String>,
+    /// Address the publisher is bound to, * for all interfaces
+    #[arg(long, env = "POINTSMAN_REPLICA_SYNC_HOST", value_name = "HOST", default_value = "*")]
+    #[arg(requires = "replica_sync_port")]
+    pub replica_sync_host: String,
+    /// Base URL at which other selectors reach this one's HTTP API [default: the host they follow, and --port]
+    #[arg(long, env = "POINTSMAN_ADVERTISE_URL", value_name = "URL", value_parser = base_url)]
+    pub advertise_url: Option<String>,
+    /// Seconds after which a booking of another selector that arrives late is ignored [default: never]
+    #[arg(long, env = "POINTSMAN_PEER_STALE_AFTER", value_name = "SECONDS", value_parser = seconds)]
+    pub peer_stale_after: Option<std::time::Duration>,
 }
 
 const AFTER_HELP: &str = "\
@@ -183,6 +194,9 @@ Examples:
 
   Take workers over HTTP, without KV events:
     DYN_ROUTER_USE_KV_EVENTS=false pointsman selector --port 8092
+
+  Be one of two replicas that know of each other's bookings:
+    pointsman selector --replica-sync-port 9092 --replica-sync-peers tcp://10.0.0.8:9092
 
   Take over the index of a running selector, and keep sessions for ten minutes:
     pointsman selector --indexer-peers http://10.0.0.7:8092 --session-affinity-ttl-secs 600
@@ -213,6 +227,14 @@ pub(super) fn parse_cache_policy(word: &str) -> Result<ApproximateCachePolicy, S
 pub(in crate::cli) fn seconds(text: &str) -> Result<std::time::Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| format!("`{text}` is no number of seconds"))?;
     std::time::Duration::try_from_secs_f64(seconds).map_err(|e| e.to_string())
+}
+
+fn base_url(text: &str) -> Result<String, String> {
+    let url = reqwest::Url::parse(text).map_err(|error| error.to_string())?;
+    match url.scheme() {
+        "http" | "https" if url.has_host() => Ok(text.trim_end_matches('/').to_owned()),
+        _ => Err("an http or https URL is expected".to_owned()),
+    }
 }
 
 fn nonzero_port(text: &str) -> Result<u16, String> {

@@ -9,7 +9,6 @@ mod tracking;
 pub use flags::SelectorArgs;
 pub(in crate::cli) use flags::seconds;
 
-use self::flags::PeerArgs;
 use super::{
     CliError,
     environment::{self, Environment},
@@ -26,18 +25,9 @@ pub fn run(args: SelectorArgs) -> Result<(), CliError> {
         tracing::warn!("{warning}");
     }
     settings.selection.validate().map_err(CliError::failed)?;
-    refuse_replica_sync(&args.peers)?;
-    serve::run(args, settings.selection)
-}
-
-/// Replica sync is of a later version: refused rather than ignored, after what the reference checks.
-fn refuse_replica_sync(peers: &PeerArgs) -> Result<(), CliError> {
-    for peer in &peers.replica_sync_peers {
+    for peer in &args.peers.replica_sync_peers {
         check_zmq_endpoint(peer)
             .map_err(|reason| CliError::Failed(format!("invalid replica peer endpoint `{peer}`: {reason}")))?;
     }
-    match peers.replica_sync_port {
-        Some(_) => Err(CliError::Failed("this version has no replica sync: leave out --replica-sync-port".to_owned())),
-        None => Ok(()),
-    }
+    serve::run(args, settings.selection)
 }

@@ -16,6 +16,7 @@ use super::{
 };
 use crate::{
     http::{self, AdminToken, HttpConfig},
+    mesh::{BoundMesh, MeshConfig},
     selection::SelectionConfig,
     service::{RecoveryConfig, SelectionServiceBuilder, ServiceConfig},
     telemetry::{
@@ -41,12 +42,17 @@ async fn serve(args: SelectorArgs, selection: SelectionConfig) -> Result<(), Cli
     let http_config = http_config(&args.http)?;
     let config = service_config(&args, selection);
     log_settings(&args, &config, &http_config);
-    let service = SelectionServiceBuilder::new(config).build().map_err(CliError::failed)?;
-
     let address = SocketAddr::new(args.http.host, args.http.port);
     let listener = TcpListener::bind(address)
         .await
         .map_err(|error| CliError::Failed(format!("cannot listen on {address}: {error}")))?;
+    let mut builder = SelectionServiceBuilder::new(config);
+    if let Some(port) = args.peers.replica_sync_port {
+        let http_port = listener.local_addr().map_err(CliError::failed)?.port();
+        let mesh = BoundMesh::bind(mesh_config(&args, port, http_port)?).await.map_err(CliError::failed)?;
+        builder = builder.mesh(mesh);
+    }
+    let service = builder.build().map_err(CliError::failed)?;
     let shutdown = CancellationToken::new();
     let server = http::serve(service.clone(), http_config, listener, shutdown.clone()).map_err(CliError::failed)?;
     tracing::info!(address = %server.address(), "listening");
@@ -100,6 +106,20 @@ fn http_config(args: &HttpArgs) -> Result<HttpConfig, CliError> {
         pause_routes: env.boolean("DYN_KV_INDEXER_TEST_ENDPOINTS").unwrap_or(false),
         shutdown_delay: args.shutdown_delay,
         ..HttpConfig::default()
+    })
+}
+
+fn mesh_config(args: &SelectorArgs, port: u16, http_port: u16) -> Result<MeshConfig, CliError> {
+    let token = args.http.admin_token_file.as_deref().map(read_token).transpose()?;
+    let host = &args.peers.replica_sync_host;
+    Ok(MeshConfig {
+        bind: format!("tcp://{host}:{port}"),
+        peers: args.peers.replica_sync_peers.clone(),
+        advertise_url: args.peers.advertise_url.clone(),
+        http_port: Some(http_port),
+        admin_token: token.map(|token| token.trim().into()),
+        peer_stale_after: args.peers.peer_stale_after,
+        ..MeshConfig::default()
     })
 }
 

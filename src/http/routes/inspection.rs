@@ -1,16 +1,13 @@
 //! What the service knows: loads, overlaps, the dump, listeners.
 
-use std::{io, time::Duration};
-
 use axum::{
-    body::{Body, Bytes},
+    body::Body,
     extract::{Request, State},
     http::{HeaderValue, StatusCode, header},
     response::Response,
 };
-use tokio::{runtime::Handle, sync::mpsc};
 
-use super::{App, FilterQuery, QueryResult, query};
+use super::{App, FilterQuery, QueryResult, query, stream};
 use crate::{
     events::status::ListenerStatus,
     http::{
@@ -21,13 +18,6 @@ use crate::{
     },
     selection::request::{OverlapScores, PartitionLoads, RankLoadRow},
 };
-
-/// Size of the pieces a dump is sent in.
-const PIECE_BYTES: usize = 64 << 10;
-/// Pieces written ahead of the client.
-const PIECES_AHEAD: usize = 8;
-/// Longest time a client may leave a piece of a dump untaken.
-const PIECE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Load of every rank now, by partition.
 #[utoipa::path(
@@ -107,56 +97,11 @@ pub(in crate::http) async fn dump(State(app): State<App>) -> Result<Response, Ap
     let permit =
         app.0.dumps.clone().acquire_owned().await.map_err(|_| ApiError::Internal("dump semaphore is closed"))?;
     let service = app.service().clone();
-    let (pieces, mut receiver) = mpsc::channel(PIECES_AHEAD);
-    let handle = Handle::current();
-    tokio::task::spawn_blocking(move || {
+    let stream = stream::pieces("dump", move |writer| {
         let _permit = permit;
-        let mut writer = PieceWriter { piece: Vec::with_capacity(PIECE_BYTES), pieces, handle };
-        let written = service.dump(&mut writer).and_then(|()| io::Write::flush(&mut writer));
-        if let Err(error) = written {
-            tracing::warn!(%error, "dump ended early");
-            // The connection is broken off, so that nobody takes what was sent for the whole.
-            writer.send(Err(error)).unwrap_or_default();
-        }
+        service.dump(writer)
     });
-    let stream = futures_util::stream::poll_fn(move |context| receiver.poll_recv(context));
     let mut response = Response::new(Body::from_stream(stream));
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     Ok(response)
-}
-
-/// Collects what is written into pieces for the response.
-struct PieceWriter {
-    piece: Vec<u8>,
-    pieces: mpsc::Sender<io::Result<Bytes>>,
-    handle: Handle,
-}
-
-impl PieceWriter {
-    fn send(&mut self, piece: io::Result<Bytes>) -> io::Result<()> {
-        let sending = tokio::time::timeout(PIECE_TIMEOUT, self.pieces.send(piece));
-        match self.handle.block_on(sending) {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(_)) => Err(io::Error::new(io::ErrorKind::BrokenPipe, "client left")),
-            Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "client does not read")),
-        }
-    }
-}
-
-impl io::Write for PieceWriter {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.piece.extend_from_slice(bytes);
-        if self.piece.len() >= PIECE_BYTES {
-            self.flush()?;
-        }
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        if self.piece.is_empty() {
-            return Ok(());
-        }
-        let piece = std::mem::replace(&mut self.piece, Vec::with_capacity(PIECE_BYTES));
-        self.send(Ok(Bytes::from(piece)))
-    }
 }

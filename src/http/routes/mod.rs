@@ -9,6 +9,7 @@ pub(super) mod peers;
 pub(super) mod probes;
 pub(super) mod reservations;
 pub(super) mod selection;
+mod stream;
 pub(super) mod workers;
 
 use std::sync::Arc;
@@ -37,6 +38,8 @@ use crate::{selection::core::PartitionFilter, service::SelectionService};
 
 /// Dumps written at the same time; more wait.
 const CONCURRENT_DUMPS: usize = 4;
+/// States sent to other replicas at the same time; more wait.
+const CONCURRENT_STATES: usize = 8;
 
 /// What handlers share.
 #[derive(Clone)]
@@ -48,8 +51,12 @@ struct AppState {
     limits: BodyLimits,
     catalog_limits: BodyLimits,
     dumps: Arc<Semaphore>,
+<<<<<<< HEAD
     /// Peers of the indexer's face.
     remembered: indexer_face::RememberedPeers,
+=======
+    states: Arc<Semaphore>,
+>>>>>>> ccfdc78 (Publish and follow the replica mesh; repair what is lost)
 }
 
 impl App {
@@ -60,7 +67,11 @@ impl App {
             limits: BodyLimits { bytes: config.max_body_bytes, time: config.body_timeout },
             catalog_limits: BodyLimits { bytes: config.max_catalog_bytes, time: config.body_timeout },
             dumps: Arc::new(Semaphore::new(CONCURRENT_DUMPS)),
+<<<<<<< HEAD
             remembered: indexer_face::RememberedPeers::default(),
+=======
+            states: Arc::new(Semaphore::new(CONCURRENT_STATES)),
+>>>>>>> ccfdc78 (Publish and follow the replica mesh; repair what is lost)
         }))
     }
 
@@ -135,6 +146,8 @@ pub(super) fn router(app: App, config: &HttpConfig) -> Router {
         .route("/replica_sync/register_peer", post(peers::register))
         .route("/replica_sync/deregister_peer", post(peers::deregister))
         .route("/replica_sync/peers", get(peers::list))
+        .route("/replica_sync/status", get(peers::status))
+        .route("/replica_sync/state", get(peers::state))
         .fallback(async || ApiError::RouteNotFound.into_response())
         .method_not_allowed_fallback(async || ApiError::MethodNotAllowed.into_response())
         // Bodies are read by handlers, with limits of their own.

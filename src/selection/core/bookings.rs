@@ -32,7 +32,7 @@ use crate::selection::{
     identity::WorkerWithDpRank,
     load::BookingId,
     moment::Moment,
-    partition::{Partition, PartitionRef},
+    partition::PartitionRef,
     replication::BookingFacts,
     sessions::SessionLease,
 };

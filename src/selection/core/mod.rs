@@ -41,7 +41,7 @@ use self::upkeep::Upkeep;
 
 pub use self::{
     bookings::{BookingEnd, BookingIndex, EndedBookings},
-    replicas::{BookingSnapshot, EndedElsewhere, MergeReport, MirrorDrop, Mirrored, PartitionDigest},
+    replicas::{BookingSnapshot, EndedElsewhere, MergeReport, MirrorDrop, Mirrored, OriginDigest, PartitionDigests},
 };
 use super::{
     catalog::Catalog,
@@ -50,7 +50,7 @@ use super::{
     identity::PartitionKey,
     index::PrefixIndex,
     ingest::{EventSources, NoEventSources},
-    moment::{Clock, SystemClock},
+    moment::{Clock, Moment, SystemClock},
     partition::{Partition, PartitionRef, PolicyFactory},
     pending::PendingSelections,
     policy::builtin,
@@ -174,6 +174,11 @@ impl SelectionCore {
     pub fn replicate(&self, replication: Replication) -> bool {
         self.bookings.remember();
         self.replication.set(replication).is_ok()
+    }
+
+    /// The time by the clock of its host.
+    pub fn now(&self) -> Moment {
+        self.clock.now()
     }
 
     /// The settings it runs with.

@@ -1,7 +1,7 @@
 //! Workers that join and leave a partition: the load tracker's ranks and the index's slots change together, under the
 //! partition's lock, so that no pick sees one without the other.
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::Ordering};
 
 use super::{Partition, PartitionTraits};
 use crate::selection::{
@@ -60,6 +60,7 @@ impl Partition {
     /// kept. Returns bookings that ended.
     pub(in crate::selection) fn join(&self, facts: &Arc<WorkerFacts>) -> (Vec<BookingId>, Result<(), JoinError>) {
         let worker_id = facts.worker_id;
+        self.membership.fetch_add(1, Ordering::Relaxed);
         let known = self.with_state(|state| {
             state.workers.insert(worker_id, Arc::clone(facts)).map_or(0..0, |old| old.ranks.clone())
         });
@@ -89,6 +90,7 @@ impl Partition {
 
     /// Takes every rank of a worker out of selection; what the index holds for it stays. Returns bookings that ended.
     pub(in crate::selection) fn leave(&self, worker_id: u64) -> Vec<BookingId> {
+        self.membership.fetch_add(1, Ordering::Relaxed);
         // After a panic the state is rebuilt without the worker, and there is nothing left to remove.
         let left = self.with_state(|state| state.workers.remove(&worker_id));
         match left {

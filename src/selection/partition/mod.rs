@@ -51,6 +51,8 @@ pub struct Partition {
     /// Live bookings by the replica that made them.
     pub(super) digests: LoadDigests,
     replication: ReplicationCell,
+    /// Workers that joined or left.
+    membership: AtomicU64,
     /// What non-advisory selections pass before their pick.
     pub admission: Admission,
     /// Set by the first worker; absent in a recovered partition that nobody joined yet.
@@ -109,6 +111,7 @@ impl Partition {
             sessions: SessionTable::new(config, &key, replication),
             digests: LoadDigests::default(),
             replication: Arc::clone(replication),
+            membership: AtomicU64::new(0),
             admission: Admission::default(),
             traits: OnceLock::new(),
             schedulable: AtomicU64::new(0),
@@ -169,6 +172,11 @@ impl Partition {
         }
     }
 
+    /// Grows whenever workers join or leave.
+    pub(super) fn membership(&self) -> u64 {
+        self.membership.load(Ordering::Relaxed)
+    }
+
     /// This process among its replicas; 0 when it is alone.
     pub(super) fn router_id(&self) -> RouterId {
         self.replication.get().map_or(0, |replication| replication.router_id)
@@ -177,14 +185,19 @@ impl Partition {
     /// Tells other replicas of a change made here.
     pub(super) fn publish_booking(&self, facts: &BookingFacts, change: impl FnOnce() -> BookingChange) {
         if let Some(replication) = self.replication.get() {
-            replication.outlet.booking(BookingEvent {
+            let change = change();
+            let is_new = matches!(change, BookingChange::Admitted(_));
+            let number = replication.outlet.booking(BookingEvent {
                 partition: self.key.clone(),
                 block_size: self.block_size,
                 selection_id: Arc::clone(&facts.id),
                 rank: facts.rank,
                 lora_name: facts.lora_name.clone(),
-                change: change(),
+                change,
             });
+            if is_new {
+                facts.set_published(number);
+            }
         }
     }
 

@@ -146,8 +146,8 @@ impl Entries {
         digests.retain(|_, digest| *digest != 0);
     }
 
-    /// Digest of the bindings of one writer.
-    pub(super) fn digest(&self, writer_id: u64) -> u64 {
-        self.digests.get(&writer_id).copied().unwrap_or_default()
+    /// Digests of the bindings, by writer.
+    pub(super) fn digests(&self) -> Vec<(u64, u64)> {
+        self.digests.iter().map(|(&writer_id, &digest)| (writer_id, digest)).collect()
     }
 }

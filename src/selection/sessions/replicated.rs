@@ -109,9 +109,9 @@ impl SessionTable {
         if applied == Some(true) { SessionOutcome::Applied } else { SessionOutcome::Older }
     }
 
-    /// Digest of the bindings a replica made.
-    pub(in crate::selection) fn digest(&self, writer_id: u64) -> u64 {
-        self.shared.as_ref().map_or(0, |shared| shared.state.lock().entries.digest(writer_id))
+    /// Digests of the bindings each replica made.
+    pub(in crate::selection) fn digests(&self) -> Vec<(u64, u64)> {
+        self.shared.as_ref().map_or_else(Vec::new, |shared| shared.state.lock().entries.digests())
     }
 
     /// The bindings that live, those of one writer or all, sorted by id.

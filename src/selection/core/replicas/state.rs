@@ -4,7 +4,11 @@
 //! own copy equal. The answer is a list that grew while it was read, so what became known here after the question is
 //! left alone; what a call ended here is not booked again, and its maker is told.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use super::{Mirrored, NewMirror};
 use crate::selection::{
@@ -16,16 +20,27 @@ use crate::selection::{
     sessions::SessionSnapshot,
 };
 
-/// What one replica made in one partition, in short.
+/// What replicas made in one partition, in short.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PartitionDigest {
+pub struct PartitionDigests {
     /// The partition.
     pub partition: PartitionKey,
     /// Tokens a block.
     pub block_size: u32,
+    /// Grows whenever workers join or leave.
+    pub membership: u64,
+    /// By the replica that made it; those of which nothing lives are left out.
+    pub origins: Vec<OriginDigest>,
+}
+
+/// What one replica made. Equal digests mean equal bookings and bindings.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OriginDigest {
+    /// The replica.
+    pub origin: RouterId,
     /// Its live bookings.
     pub load: LoadDigest,
-    /// Its session bindings; equal digests mean equal bindings.
+    /// Its session bindings.
     pub sessions: u64,
 }
 
@@ -70,6 +85,8 @@ pub struct MergeReport {
     pub completed: u64,
     /// Ended here too.
     pub ended: u64,
+    /// Sessions bound here too.
+    pub sessions: u64,
     /// Could not be booked: their rank is not here.
     pub refused: u64,
     /// Ended here by a call the other replica does not know of.
@@ -79,39 +96,39 @@ pub struct MergeReport {
 impl MergeReport {
     /// Whether anything was different.
     pub fn changed(&self) -> bool {
-        self.added + self.completed + self.ended > 0 || !self.ended_here.is_empty()
+        self.added + self.completed + self.ended + self.sessions > 0 || !self.ended_here.is_empty()
     }
 }
 
 impl SelectionCore {
-    /// Digests of what the replica `origin` made, as this one knows it; partitions without any of it included.
-    pub fn replica_digests(&self, origin: RouterId) -> Vec<PartitionDigest> {
-        let partitions = self.partitions(&PartitionFilter::default());
-        let digest = |partition: PartitionRef| PartitionDigest {
-            partition: partition.key.clone(),
-            block_size: partition.block_size,
-            load: partition.digests.of(origin),
-            sessions: partition.sessions.digest(origin),
-        };
-        partitions.into_iter().map(digest).collect()
+    /// Digests of all partitions, sorted by name.
+    pub fn partition_digests(&self) -> Vec<PartitionDigests> {
+        self.partitions(&PartitionFilter::default()).iter().map(digests).collect()
     }
 
-    /// Live bookings in `parts` parts, for an answer of bounded size: part `part` of one partition's, those of `origin`
-    /// or all. `None` past the last part.
+    /// Digests of one partition.
+    pub fn partition_digest(&self, key: &PartitionKey) -> Option<PartitionDigests> {
+        self.partition(&key.model_name, &key.routing_group).as_ref().map(digests)
+    }
+
+    /// Live bookings of one partition, those of `origin` or all, those published after `since` or all, in parts counted from 0, for answers of bounded size.
+    /// `None` past the last part.
     pub fn replica_bookings(
         &self,
         key: &PartitionKey,
         origin: Option<RouterId>,
+        since: Option<u64>,
         part: usize,
     ) -> Option<Vec<BookingSnapshot>> {
         if part >= self.bookings.shards() {
             return None;
         }
         let now = self.clock.now();
-        let wanted = |partition: &PartitionRef, of: RouterId| {
-            partition.key == *key && origin.is_none_or(|origin| origin == of)
-        };
-        let found = self.bookings.live_in(part, |partition, facts| wanted(partition, facts.origin));
+        let found = self.bookings.live_in(part, |partition, facts| {
+            partition.key == *key
+                && origin.is_none_or(|origin| origin == facts.origin)
+                && since.is_none_or(|since| facts.is_after(since))
+        });
         Some(found.into_iter().map(|booking| snapshot(&booking, now)).collect())
     }
 
@@ -123,8 +140,7 @@ impl SelectionCore {
         }
     }
 
-    /// Takes over bookings of one partition that another replica has. They were asked for at `asked`; a booking a call
-    /// ended here is not booked again.
+    /// Takes over bookings of one partition that another replica has. A booking a call ended here is not booked again.
     pub fn merge_bookings(&self, key: &PartitionKey, bookings: Vec<BookingSnapshot>, report: &mut MergeReport) {
         let Some(partition) = self.partition(&key.model_name, &key.routing_group) else { return };
         for booking in bookings {
@@ -222,6 +238,23 @@ impl SelectionCore {
                 }
             }
         }
+    }
+}
+
+fn digests(partition: &PartitionRef) -> PartitionDigests {
+    let mut origins: BTreeMap<RouterId, OriginDigest> = BTreeMap::new();
+    for (origin, load) in partition.digests.all() {
+        origins.entry(origin).or_default().load = load;
+    }
+    for (origin, sessions) in partition.sessions.digests() {
+        origins.entry(origin).or_default().sessions = sessions;
+    }
+    let named = |(origin, digest): (RouterId, OriginDigest)| OriginDigest { origin, ..digest };
+    PartitionDigests {
+        partition: partition.key.clone(),
+        block_size: partition.block_size,
+        membership: partition.membership(),
+        origins: origins.into_iter().map(named).collect(),
     }
 }
 

@@ -158,14 +158,22 @@ fn a_draining_worker_keeps_its_bookings_and_takes_no_new_one() {
 
 #[test]
 fn a_booking_that_ends_before_it_is_installed_fails_and_frees_its_id() {
-    use crate::selection::core::bookings::{BookingEnd, Held};
+    use crate::selection::{
+        core::bookings::{BookingEnd, Held, NotInstalled},
+        replication::{Admission, BookingFacts},
+    };
     let bed = Bed::with_workers(approximate(|_| {}), 1);
     let partition = bed.core.partition("m", "default").expect("exists");
-    let claim = bed.core.bookings.claim("x".into()).expect("free");
+    let claim = bed.core.bookings.claim("x".into(), &partition).expect("free");
     bed.core.bookings.ended(&[claim.attempt()], BookingEnd::RankLeft, bed.core.clock.now());
     assert_eq!(text(bed.reserve(booking("x", prompt(1, 1)))).0, "conflict", "its request still runs");
     assert_eq!(text(bed.core.free_reservation("x")), unknown("x"), "a claim is not a booking");
-    assert!(claim.install(Held { partition, lease: None }).is_err());
+    let now = bed.core.clock.now();
+    let admission =
+        Admission { sequence: [].into(), track_prefill_tokens: true, expected_output_tokens: None, prefill: None };
+    let facts = BookingFacts::new("x".into(), WorkerWithDpRank::new(1, 0), None, admission, (now, now), 0);
+    let held = Held { facts: facts.into(), lease: None };
+    assert!(matches!(claim.install(held), Err(NotInstalled::Ended)));
     bed.assert_idle();
     bed.reserve(booking("x", prompt(1, 1))).expect("booked");
 }
@@ -199,7 +207,7 @@ fn the_sweep_finds_bookings_that_nobody_reported() {
     bed.reserve(in_session("s", booking("a", prompt(1, 2)))).expect("booked");
     bed.reserve(booking("b", prompt(10, 2))).expect("booked");
     let partition = bed.core.partition("m", "default").expect("exists");
-    let (_, attempt) = bed.core.bookings.find("a").expect("booked");
+    let attempt = bed.core.bookings.find("a").expect("booked").attempt;
     let now = bed.core.clock.now();
     assert!(partition.with_state(|state| state.load.free(attempt, now)).expect("no panic"));
     bed.core.sweep_bookings(now);

@@ -7,6 +7,7 @@ use std::{
 };
 
 use super::*;
+use crate::selection::replication::{Admission, PrefillHint};
 
 /// Runs `work` on `threads` threads at once and collects what they return.
 fn on_threads<T: Send>(threads: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
@@ -213,19 +214,27 @@ fn a_late_call_never_reaches_a_later_booking_of_its_id() {
     }
 }
 
+fn admission() -> Admission {
+    Admission {
+        sequence: [1, 2, 3].into(),
+        track_prefill_tokens: true,
+        expected_output_tokens: None,
+        prefill: Some(PrefillHint { tokens: 12, duration: None }),
+    }
+}
+
 /// A booking on worker 2 as a request makes it, not yet installed.
 fn booked_on_2<'a>(
     bed: &Bed,
     partition: &'a crate::selection::partition::PartitionRef,
 ) -> (crate::selection::core::bookings::Claim, super::super::booked::Booked<'a>) {
-    use super::super::booked::{Booked, Charge};
-    let claim = bed.core.bookings.claim("x".into()).expect("free");
+    use super::super::booked::{Booked, book};
+    let claim = bed.core.bookings.claim("x".into(), partition).expect("free");
     let now = bed.core.clock.now();
     let rank = WorkerWithDpRank::new(2, 0);
-    let charge = Charge { sequence: [1, 2, 3].into(), prefill_tokens: 12, expected_output_tokens: None };
     let booked = partition.with_state(|state| {
         let slot = state.load.slot(rank).expect("registered");
-        charge.book(&mut state.load, claim.attempt(), slot, now)
+        book(&admission(), &mut state.load, claim.attempt(), slot, now)
     });
     booked.expect("no panic").expect("booked");
     let booked = Booked::new(partition, rank, claim.attempt(), now);
@@ -253,7 +262,7 @@ fn what_is_recorded_for_a_worker_that_just_left_does_not_stay() {
     crate::selection::hash::sequence_hashes(&[1, 2, 3], &mut seqs);
     booked.record(&[1, 2, 3], &seqs).expect("recorded");
     let gone = ("internal", "selected worker 2 is no longer schedulable".to_owned());
-    assert_eq!(text(booked.install(claim, None)), gone);
+    assert_eq!(text(booked.install(claim, admission(), None, None)), gone);
     let query = LoadQuery {
         model_name: "m".to_owned(),
         routing_group: "default".to_owned(),

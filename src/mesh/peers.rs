@@ -1,0 +1,185 @@
+//! Which publishers are followed.
+//!
+//! Invariants: an endpoint is identified by its spelling, as in the reference; a replica reached under two endpoints
+//! counts once: what it says on the second is dropped.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::{
+    MeshConfig,
+    follow::{self, Followed},
+    outlet::Outlet,
+    repair::{self, Client},
+};
+use crate::{
+    events::transport::Subscriber,
+    selection::{SelectionCore, endpoint::check_zmq_endpoint, replication::RouterId},
+};
+
+/// Most endpoints followed.
+const MAX_PEERS: usize = 4096;
+/// A replica that sent no beacon for this many intervals is not heard any more.
+pub(super) const MISSED_BEACONS: u32 = 6;
+
+/// Why a peer cannot be followed.
+#[derive(Debug, thiserror::Error)]
+pub enum PeerError {
+    /// The text of the reference.
+    #[error("{0}")]
+    Invalid(String),
+    /// The socket refuses the endpoint; the text of the reference.
+    #[error("failed to register replica peer `{0}`")]
+    Refused(String),
+    /// 4,096 are followed.
+    #[error("too many replica peers: at most {MAX_PEERS} are followed")]
+    TooMany,
+}
+
+/// Checks the syntax of an endpoint.
+pub(super) fn check(endpoint: &str) -> Result<(), PeerError> {
+    check_zmq_endpoint(endpoint).map_err(PeerError::Invalid)
+}
+
+/// One followed endpoint.
+pub(super) struct Peer {
+    pub(super) followed: Arc<Followed>,
+    /// Both end with it.
+    _tasks: [Option<AbortOnDropHandle<()>>; 2],
+}
+
+/// The replica's process behind an endpoint, by its own words.
+#[derive(Clone, Debug)]
+pub(super) struct Voice {
+    /// Endpoint whose messages count.
+    pub(super) endpoint: Arc<str>,
+    pub(super) heard: Instant,
+}
+
+/// All followed endpoints.
+pub(super) struct Peers {
+    pub(super) core: Arc<SelectionCore>,
+    pub(super) outlet: Arc<Outlet>,
+    pub(super) client: Client,
+    pub(super) config: MeshConfig,
+    peers: Mutex<BTreeMap<Arc<str>, Peer>>,
+    voices: Mutex<HashMap<RouterId, Voice>>,
+    this: Weak<Self>,
+}
+
+impl Peers {
+    pub(super) fn new(core: Arc<SelectionCore>, outlet: Arc<Outlet>, client: Client, config: MeshConfig) -> Arc<Self> {
+        Arc::new_cyclic(|this| Self {
+            core,
+            outlet,
+            client,
+            config,
+            peers: Mutex::default(),
+            voices: Mutex::default(),
+            this: this.clone(),
+        })
+    }
+
+    pub(super) fn register(&self, endpoint: &str) -> Result<bool, PeerError> {
+        check(endpoint)?;
+        let mut peers = self.peers.lock();
+        if peers.contains_key(endpoint) {
+            return Ok(false);
+        }
+        if peers.len() >= MAX_PEERS {
+            return Err(PeerError::TooMany);
+        }
+        let followed = Arc::new(Followed::new(endpoint.into()));
+        // Nothing of another process can be behind it: kept, as the reference does, and never connected.
+        let tasks = if endpoint.starts_with("inproc://") {
+            [None, None]
+        } else {
+            let topics = follow::topics(self.core.config().session_affinity_ttl.is_some());
+            let subscriber = Subscriber::connect(endpoint, topics, self.config.transport.clone())
+                .map_err(|_| PeerError::Refused(endpoint.to_owned()))?;
+            let follow = tokio::spawn(follow::follow(self.this.clone(), Arc::clone(&followed), subscriber));
+            let repair = tokio::spawn(repair::repair(self.this.clone(), Arc::clone(&followed)));
+            [Some(AbortOnDropHandle::new(follow)), Some(AbortOnDropHandle::new(repair))]
+        };
+        peers.insert(endpoint.into(), Peer { followed, _tasks: tasks });
+        Ok(true)
+    }
+
+    pub(super) fn deregister(&self, endpoint: &str) -> Result<bool, PeerError> {
+        check(endpoint)?;
+        let removed = self.peers.lock().remove(endpoint);
+        if removed.is_some() {
+            self.voices.lock().retain(|_, voice| &*voice.endpoint != endpoint);
+        }
+        Ok(removed.is_some())
+    }
+
+    pub(super) fn endpoints(&self) -> Vec<String> {
+        self.peers.lock().keys().map(|endpoint| endpoint.to_string()).collect()
+    }
+
+    pub(super) fn followed(&self) -> Vec<Arc<Followed>> {
+        self.peers.lock().values().map(|peer| Arc::clone(&peer.followed)).collect()
+    }
+
+    /// Whether a replica has spoken for itself lately.
+    pub(super) fn is_heard(&self, router_id: RouterId) -> bool {
+        let within = self.config.beacon_interval * MISSED_BEACONS;
+        router_id == self.outlet.router_id()
+            || self.voices.lock().get(&router_id).is_some_and(|voice| voice.heard.elapsed() <= within)
+    }
+
+    /// A replica said over `endpoint` that it lives; whether that endpoint is the one that counts.
+    pub(super) fn hear(&self, router_id: RouterId, endpoint: &Arc<str>) -> bool {
+        let within = self.config.beacon_interval * MISSED_BEACONS;
+        let mut voices = self.voices.lock();
+        voices.retain(|_, voice| voice.heard.elapsed() <= within * 10);
+        let now = Instant::now();
+        let voice = voices.entry(router_id).or_insert_with(|| Voice { endpoint: Arc::clone(endpoint), heard: now });
+        if voice.endpoint != *endpoint && voice.heard.elapsed() > within {
+            voice.endpoint = Arc::clone(endpoint);
+        }
+        if voice.endpoint == *endpoint {
+            voice.heard = now;
+            return true;
+        }
+        false
+    }
+
+    /// Whether what `router_id` says over `endpoint` counts: always, unless it is heard over another one.
+    pub(super) fn counts(&self, router_id: RouterId, endpoint: &str) -> bool {
+        let within = self.config.beacon_interval * MISSED_BEACONS;
+        match self.voices.lock().get(&router_id) {
+            Some(voice) => &*voice.endpoint == endpoint || voice.heard.elapsed() > within,
+            None => true,
+        }
+    }
+
+    /// See [`super::Mesh::first_contacts`].
+    pub(super) async fn first_contacts(&self, limit: Duration) -> Vec<String> {
+        let deadline = Instant::now() + limit;
+        let mut urls = Vec::new();
+        for followed in self.followed() {
+            // Each has the same deadline, so that many cost no more than one.
+            let _answered = tokio::time::timeout_at(deadline, followed.contacted()).await;
+            urls.extend(followed.url());
+        }
+        urls
+    }
+
+    /// See [`super::Mesh::warm_up`].
+    pub(super) async fn warm_up(&self) {
+        for followed in self.followed() {
+            if let Some(url) = followed.url() {
+                repair::take_over(self, &followed, &url).await;
+            }
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! Two and three meshes over real sockets, without HTTP.
