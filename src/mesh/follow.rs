@@ -196,14 +196,13 @@ impl Followed {
                 Contact::Connected(since) => Some(since + SPEAKS_WITHIN),
                 Contact::Waiting => None,
             };
-            match until {
-                Some(until) => {
-                    if tokio::time::timeout_at(until, contact.changed()).await.is_err() {
-                        return;
-                    }
-                }
-                None if contact.changed().await.is_err() => return,
-                None => {}
+            let news = contact.changed();
+            let came = match until {
+                Some(until) => matches!(tokio::time::timeout_at(until, news).await, Ok(Ok(()))),
+                None => news.await.is_ok(),
+            };
+            if !came {
+                return;
             }
         }
     }

@@ -75,8 +75,12 @@ impl Collector for MeshCollector {
                 *dropped.entry(reason).or_default() += count;
             }
         }
-        let mut metric =
-            encoder.encode_descriptor("pointsman_mesh_peers", "Followed publishers by state.", None, MetricType::Gauge)?;
+        let mut metric = encoder.encode_descriptor(
+            "pointsman_mesh_peers",
+            "Followed publishers by state.",
+            None,
+            MetricType::Gauge,
+        )?;
         for (state, count) in states {
             ConstGauge::new(count).encode(metric.encode_family(&[("state", state)])?)?;
         }

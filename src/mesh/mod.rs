@@ -32,16 +32,12 @@ mod wire;
 
 use std::{fmt, sync::Arc, time::Duration};
 
+use self::{outlet::Outlet, peers::Peers, repair::Client};
 pub use self::{
     peers::PeerError,
     state::{StateQuery, state_frames},
     status::{MeshStatus, PeerState, PeerStatus},
     wire::{MESH_TOPIC, SESSION_TOPIC, SLOT_TOPIC, beacon::WIRE_VERSION},
-};
-use self::{
-    outlet::Outlet,
-    peers::Peers,
-    repair::Client,
 };
 use crate::{
     events::transport::{Publisher, TransportConfig, TransportError},

@@ -43,9 +43,17 @@ pub enum PeerError {
     TooMany,
 }
 
-/// Checks the syntax of an endpoint.
+/// Checks an endpoint as the reference does: its syntax, then what a socket refuses to connect to.
 pub(super) fn check(endpoint: &str) -> Result<(), PeerError> {
-    check_zmq_endpoint(endpoint).map_err(PeerError::Invalid)
+    check_zmq_endpoint(endpoint).map_err(PeerError::Invalid)?;
+    let Some((host, port)) = endpoint.strip_prefix("tcp://").and_then(|address| address.rsplit_once(':')) else {
+        return Ok(());
+    };
+    let is_name = host != "*" && !host.contains(char::is_whitespace);
+    if is_name && port.bytes().all(|digit| digit.is_ascii_digit()) {
+        return Ok(());
+    }
+    Err(PeerError::Refused(endpoint.to_owned()))
 }
 
 /// One followed endpoint.
@@ -113,7 +121,7 @@ impl Peers {
     }
 
     pub(super) fn deregister(&self, endpoint: &str) -> Result<bool, PeerError> {
-        check(endpoint)?;
+        check_zmq_endpoint(endpoint).map_err(PeerError::Invalid)?;
         let removed = self.peers.lock().remove(endpoint);
         if removed.is_some() {
             self.voices.lock().retain(|_, voice| &*voice.endpoint != endpoint);

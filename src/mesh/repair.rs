@@ -153,10 +153,7 @@ impl Client {
     }
 }
 
-async fn read(
-    body: &mut Pin<Box<dyn AsyncRead + Send>>,
-    instance_id: Option<&str>,
-) -> Result<State, RepairError> {
+async fn read(body: &mut Pin<Box<dyn AsyncRead + Send>>, instance_id: Option<&str>) -> Result<State, RepairError> {
     let mut state = State::default();
     let mut bytes = Vec::new();
     let mut is_first = true;

@@ -164,7 +164,18 @@ impl BookingFacts {
     ) -> Self {
         // Only replicas compare digests.
         let identity = if origin == 0 { 0 } else { identity(&id, rank, &admission.sequence) };
-        Self { id, rank, lora_name, admission, origin, admitted, known, prefill_done: AtomicBool::new(false), published: AtomicU64::new(0), identity }
+        Self {
+            id,
+            rank,
+            lora_name,
+            admission,
+            origin,
+            admitted,
+            known,
+            prefill_done: AtomicBool::new(false),
+            published: AtomicU64::new(0),
+            identity,
+        }
     }
 
     /// Whether its prefill is done.

@@ -47,7 +47,13 @@ pub enum BuildError {
 impl SelectionServiceBuilder {
     /// A service with `config`, the machine's clock, and listeners for KV events.
     pub fn new(config: ServiceConfig) -> Self {
-        Self { config, clock: Arc::new(SystemClock::default()), listener: ListenerConfig::default(), sources: None, mesh: None }
+        Self {
+            config,
+            clock: Arc::new(SystemClock::default()),
+            listener: ListenerConfig::default(),
+            sources: None,
+            mesh: None,
+        }
     }
 
     /// Takes the time from `clock`.

@@ -41,7 +41,6 @@ use sources::Sources;
 use tasks::{Heartbeat, Tasks, panic_text};
 use tokio::{sync::watch, time::MissedTickBehavior};
 
-
 use crate::{
     events::status::ListenerStatus,
     mesh::{BoundMesh, Mesh, MeshStatus},

@@ -9,7 +9,10 @@ use axum::{
 use serde::Deserialize;
 use utoipa::IntoParams;
 
-use super::{App, QueryResult, query, stream::{self, PieceWriter}};
+use super::{
+    App, QueryResult, query,
+    stream::{self, PieceWriter},
+};
 use crate::{
     http::{
         body,
@@ -141,9 +144,7 @@ pub(in crate::http) async fn state(
         accepted.to_str().is_ok_and(|accepted| accepted.split(',').any(|coding| coding.trim().starts_with("zstd")))
     });
     let mut response = Response::new(if zstd { stream::compressed(pieces) } else { Body::from_stream(pieces) });
-    response
-        .headers_mut()
-        .insert(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
     if zstd {
         response.headers_mut().insert(header::CONTENT_ENCODING, HeaderValue::from_static("zstd"));
     }

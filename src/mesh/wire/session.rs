@@ -5,12 +5,7 @@ use std::{borrow::Cow, sync::Arc};
 use serde::{Deserialize, Serialize};
 
 use super::{Message, SESSION_TOPIC, message};
-use crate::selection::{
-    PartitionKey,
-    replication::SessionEvent,
-    request::AffinityTarget,
-    sessions::SessionVersion,
-};
+use crate::selection::{PartitionKey, replication::SessionEvent, request::AffinityTarget, sessions::SessionVersion};
 
 #[derive(Serialize)]
 struct Binding<'a> {

@@ -25,16 +25,11 @@ use hashbrown::{HashMap, HashTable};
 use parking_lot::Mutex;
 
 pub(super) use self::claim::{Claim, NotInstalled};
-use self::recent::Recent;
 pub(super) use self::recent::Early;
+use self::recent::Recent;
 use crate::selection::{
-    error::SelectionError,
-    identity::WorkerWithDpRank,
-    load::BookingId,
-    moment::Moment,
-    partition::PartitionRef,
-    replication::BookingFacts,
-    sessions::SessionLease,
+    error::SelectionError, identity::WorkerWithDpRank, load::BookingId, moment::Moment, partition::PartitionRef,
+    replication::BookingFacts, sessions::SessionLease,
 };
 
 const SHARD_BITS: u32 = 6;
@@ -355,7 +350,11 @@ impl BookingIndex {
     }
 
     /// The live bookings of one shard that pass.
-    pub(super) fn live_in(&self, shard: usize, passes: impl Fn(&PartitionRef, &BookingFacts) -> bool) -> Vec<LiveBooking> {
+    pub(super) fn live_in(
+        &self,
+        shard: usize,
+        passes: impl Fn(&PartitionRef, &BookingFacts) -> bool,
+    ) -> Vec<LiveBooking> {
         let shard = self.shards[shard].lock();
         shard.rows.iter().filter_map(live).filter(|found| passes(&found.partition, &found.facts)).collect()
     }

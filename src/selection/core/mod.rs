@@ -51,7 +51,7 @@ use super::{
     index::PrefixIndex,
     ingest::{EventSources, NoEventSources},
     moment::{Clock, Moment, SystemClock},
-    partition::{Partition, PartitionRef, PolicyFactory},
+    partition::{Partition, PartitionParts, PartitionRef, PolicyFactory},
     pending::PendingSelections,
     policy::builtin,
     replication::{Replication, ReplicationCell},
@@ -227,9 +227,13 @@ impl SelectionCore {
 
     /// Makes a partition without workers and shows it to requests. Call it under the catalog's lock.
     fn create_partition(&self, key: PartitionKey, block_size: u32, recovered: Option<PrefixIndex>) -> PartitionRef {
-        let (config, policies, panics, now) = (&self.config, &self.policies, &self.panics, self.clock.now());
-        let replication = &self.replication;
-        let partition = Partition::new(key.clone(), block_size, config, policies, panics, replication, now, recovered);
+        let parts = PartitionParts {
+            config: &self.config,
+            policies: &self.policies,
+            panics: &self.panics,
+            replication: &self.replication,
+        };
+        let partition = Partition::new(key.clone(), block_size, parts, self.clock.now(), recovered);
         let partition = Arc::new(partition);
         self.partitions.write().insert(key, Arc::clone(&partition));
         partition

@@ -221,7 +221,6 @@ struct NewMirror {
 }
 
 fn bounded(admission: Admission) -> Admission {
-    let prefill =
-        admission.prefill.map(|hint| PrefillHint { tokens: hint.tokens.min(MAX_PREFILL_TOKENS), ..hint });
+    let prefill = admission.prefill.map(|hint| PrefillHint { tokens: hint.tokens.min(MAX_PREFILL_TOKENS), ..hint });
     Admission { prefill, ..admission }
 }

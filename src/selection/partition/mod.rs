@@ -80,6 +80,15 @@ pub struct PartitionTraits {
     pub role: WorkerRole,
 }
 
+/// What all partitions of a core share.
+pub(super) struct PartitionParts<'a> {
+    pub(super) config: &'a Arc<SelectionConfig>,
+    pub(super) policies: &'a Arc<PolicyFactory>,
+    /// Counts the panics of all.
+    pub(super) panics: &'a Arc<AtomicU64>,
+    pub(super) replication: &'a ReplicationCell,
+}
+
 impl fmt::Debug for Partition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Partition")
@@ -91,17 +100,15 @@ impl fmt::Debug for Partition {
 }
 
 impl Partition {
-    /// A partition without workers. `panics` counts those of all partitions, `recovered` is what its index starts with.
+    /// A partition without workers; `recovered` is what its index starts with.
     pub(super) fn new(
         key: PartitionKey,
         block_size: u32,
-        config: &Arc<SelectionConfig>,
-        policies: &Arc<PolicyFactory>,
-        panics: &Arc<AtomicU64>,
-        replication: &ReplicationCell,
+        parts: PartitionParts<'_>,
         now: Moment,
         recovered: Option<PrefixIndex>,
     ) -> Self {
+        let PartitionParts { config, policies, panics, replication } = parts;
         let health = Arc::new(Health::new(Arc::clone(panics)));
         let scope = PolicyScope { key: key.clone(), block_size, role: WorkerRole::default() };
         Self {

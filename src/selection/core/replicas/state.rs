@@ -228,9 +228,9 @@ impl SelectionCore {
     pub(in crate::selection::core) fn expire_mirrored(&self, now: Moment) {
         let Some(expiry) = self.config.active_request_expiry else { return };
         for shard in 0..self.bookings.shards() {
-            let old = self.bookings.live_in(shard, |_, facts| {
-                facts.admitted < facts.known && now.since(facts.admitted) > expiry
-            });
+            let old = self
+                .bookings
+                .live_in(shard, |_, facts| facts.admitted < facts.known && now.since(facts.admitted) > expiry);
             for booking in old {
                 let freed = booking.partition.with_state(|state| state.load.free(booking.attempt, now));
                 if freed.unwrap_or(false) {
