@@ -51,12 +51,9 @@ struct AppState {
     limits: BodyLimits,
     catalog_limits: BodyLimits,
     dumps: Arc<Semaphore>,
-<<<<<<< HEAD
     /// Peers of the indexer's face.
     remembered: indexer_face::RememberedPeers,
-=======
     states: Arc<Semaphore>,
->>>>>>> ccfdc78 (Publish and follow the replica mesh; repair what is lost)
 }
 
 impl App {
@@ -67,11 +64,8 @@ impl App {
             limits: BodyLimits { bytes: config.max_body_bytes, time: config.body_timeout },
             catalog_limits: BodyLimits { bytes: config.max_catalog_bytes, time: config.body_timeout },
             dumps: Arc::new(Semaphore::new(CONCURRENT_DUMPS)),
-<<<<<<< HEAD
             remembered: indexer_face::RememberedPeers::default(),
-=======
             states: Arc::new(Semaphore::new(CONCURRENT_STATES)),
->>>>>>> ccfdc78 (Publish and follow the replica mesh; repair what is lost)
         }))
     }
 
