@@ -70,10 +70,10 @@ impl Comparison {
     }
 
     /// The peer was asked, and nothing changed.
-    pub(super) fn asked_in_vain(&mut self, subject: &Subject) {
+    pub(super) fn asked_in_vain(&mut self, subject: &Subject, now: Instant) {
         if let Some(seen) = self.0.get_mut(subject) {
             let pause = seen.pause.map_or(FIRST_PAUSE, |(_, pause)| (pause * 2).min(LONGEST_PAUSE));
-            seen.pause = Some((Instant::now() + pause, pause));
+            seen.pause = Some((now + pause, pause));
         }
     }
 
@@ -159,7 +159,7 @@ mod tests {
         let mut pauses = Vec::new();
         for _ in 0..8 {
             assert!(comparison.saw(subject(), by(3), now));
-            comparison.asked_in_vain(&subject());
+            comparison.asked_in_vain(&subject(), now);
             let (_, pause) = comparison.0[&subject()].pause.expect("a pause");
             assert!(!comparison.saw(subject(), by(3), now));
             pauses.push(pause.as_secs());

@@ -13,7 +13,10 @@ use std::{
 use async_compression::tokio::bufread::ZstdDecoder;
 use futures_util::TryStreamExt;
 use reqwest::header;
-use tokio::io::{AsyncRead, AsyncReadExt, BufReader};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, BufReader},
+    time::Instant,
+};
 use tokio_util::io::StreamReader;
 
 use super::{
@@ -211,11 +214,11 @@ pub(super) async fn repair(peers: Weak<Peers>, followed: Arc<Followed>) {
                 );
             }
             Ok(_) if since.is_some() => {}
-            Ok(_) => followed.state.lock().comparison.asked_in_vain(&subject),
+            Ok(_) => followed.state.lock().comparison.asked_in_vain(&subject, Instant::now()),
             Err(error) => {
                 followed.failed_repairs.fetch_add(1, Ordering::Relaxed);
                 let mut state = followed.state.lock();
-                state.comparison.asked_in_vain(&subject);
+                state.comparison.asked_in_vain(&subject, Instant::now());
                 state.last_error = Some(format!("repair: {error}"));
                 drop(state);
                 tracing::debug!(peer = %followed.endpoint, %error, "a peer could not be asked for its state");

@@ -1,1 +1,369 @@
 //! Events of other replicas, and taking over their state.
+
+use std::{collections::HashSet, sync::Arc, time::Duration};
+
+use parking_lot::Mutex;
+
+use super::*;
+use crate::selection::{
+    Clock, Moment, PartitionKey, SelectionConfig,
+    core::PartitionFilter,
+    ingest::NoEventSources,
+    replication::{LoadDigest, ReplicaOutlet, Replication},
+    request::{AffinityTarget, PromptInput, ReservationRequest},
+    sessions::SessionVersion,
+    testing::{ManualClock, ready},
+    worker::{WorkerFields, WorkerRequest},
+};
+
+/// Keeps what is published.
+#[derive(Default)]
+struct Published(Mutex<Vec<BookingEvent>>);
+
+impl ReplicaOutlet for Published {
+    fn booking(&self, event: BookingEvent) -> u64 {
+        let mut events = self.0.lock();
+        events.push(event);
+        events.len() as u64
+    }
+
+    fn session(&self, _: SessionEvent) {}
+}
+
+struct Bed {
+    core: Arc<SelectionCore>,
+    clock: Arc<ManualClock>,
+    published: Arc<Published>,
+}
+
+const OWN: RouterId = 1;
+const PEER: RouterId = 2;
+
+fn key() -> PartitionKey {
+    PartitionKey::new("m", "default")
+}
+
+impl Bed {
+    fn new() -> Self {
+        let config = SelectionConfig {
+            session_affinity_ttl: Some(Duration::from_secs(60)),
+            use_kv_events: false,
+            ..SelectionConfig::default()
+        };
+        let clock = Arc::new(ManualClock::default());
+        clock.advance(Duration::from_secs(1_000));
+        let core = SelectionCore::try_new(config, clock.clone(), Arc::new(NoEventSources)).expect("valid");
+        let published = Arc::new(Published::default());
+        assert!(core.replicate(Replication { router_id: OWN, outlet: published.clone() }));
+        let bed = Self { core, clock, published };
+        bed.worker(7, "default");
+        bed
+    }
+
+    /// A worker of two ranks.
+    fn worker(&self, worker_id: u64, routing_group: &str) {
+        let fields = WorkerFields {
+            endpoint: Some("http://w".to_owned()),
+            block_size: Some(16),
+            data_parallel_size: Some(2),
+            ..WorkerFields::default()
+        };
+        let (model_name, routing_group) = ("m".to_owned(), routing_group.to_owned());
+        self.core.upsert_worker(WorkerRequest { worker_id, model_name, routing_group, fields }).expect("valid");
+    }
+
+    fn send(&self, id: &str, change: BookingChange) -> Mirrored {
+        self.core.mirror_booking(event(id, change), PEER)
+    }
+
+    fn live(&self) -> u64 {
+        self.core.loads(&PartitionFilter::default()).iter().flat_map(|p| &p.loads).map(|r| r.active_requests).sum()
+    }
+
+    fn prefill(&self) -> u64 {
+        let loads = self.core.loads(&PartitionFilter::default());
+        loads.iter().flat_map(|p| &p.loads).map(|r| r.potential_prefill_tokens).sum()
+    }
+
+    fn reserve(&self, id: &str) {
+        let request = ReservationRequest {
+            model_name: "m".to_owned(),
+            routing_group: "default".to_owned(),
+            selection_id: id.to_owned(),
+            worker_id: Some(7),
+            prompt: PromptInput { sequence_hashes: Some(vec![1, 2]), isl_tokens: Some(32), ..PromptInput::default() },
+            effective_prefill_tokens: Some(32),
+            ..ReservationRequest::default()
+        };
+        ready(self.core.create_reservation(request)).expect("booked");
+    }
+
+    fn digest(&self, origin: RouterId) -> LoadDigest {
+        let digests = self.core.partition_digest(&key()).expect("exists");
+        digests.origins.iter().find(|digest| digest.origin == origin).map(|d| d.load).unwrap_or_default()
+    }
+
+    fn all(&self, origin: Option<RouterId>) -> Vec<BookingSnapshot> {
+        (0..).map_while(|part| self.core.replica_bookings(&key(), origin, None, part)).flatten().collect()
+    }
+
+    fn changes(&self) -> Vec<(String, BookingChange)> {
+        let events = self.published.0.lock();
+        let plain = |event: &BookingEvent| (event.selection_id.to_string(), event.change.clone());
+        events.iter().map(plain).filter(|(_, change)| !matches!(change, BookingChange::Admitted(_))).collect()
+    }
+}
+
+fn admission() -> Admission {
+    Admission {
+        sequence: [1, 2].into(),
+        track_prefill_tokens: true,
+        expected_output_tokens: None,
+        prefill: Some(PrefillHint { tokens: 32, duration: None }),
+    }
+}
+
+fn admitted() -> BookingChange {
+    BookingChange::Admitted(admission())
+}
+
+fn event(id: &str, change: BookingChange) -> BookingEvent {
+    BookingEvent {
+        partition: key(),
+        block_size: 16,
+        selection_id: id.into(),
+        rank: WorkerWithDpRank::new(7, 1),
+        lora_name: None,
+        change,
+    }
+}
+
+#[test]
+fn both_sides_of_a_booking_have_one_digest() {
+    let (a, b) = (Bed::new(), Bed::new());
+    for id in ["x", "y", "z"] {
+        a.reserve(id);
+    }
+    let published: Vec<_> = std::mem::take(&mut *a.published.0.lock());
+    for event in published {
+        assert_eq!(b.core.mirror_booking(event, OWN + 10), Mirrored::Applied);
+    }
+    assert_eq!(a.digest(OWN), b.digest(OWN + 10));
+    a.core.prefill_complete("x").expect("live");
+    assert_ne!(a.digest(OWN), b.digest(OWN + 10));
+    a.core.free_reservation("y").expect("live");
+    for event in std::mem::take(&mut *a.published.0.lock()) {
+        b.core.mirror_booking(event, OWN + 10);
+    }
+    assert_eq!(a.digest(OWN), b.digest(OWN + 10));
+    assert_eq!(a.digest(OWN).bookings, 2);
+    a.core.free_reservation("x").expect("live");
+    a.core.free_reservation("z").expect("live");
+    assert_eq!(a.digest(OWN), LoadDigest::default());
+}
+
+#[test]
+fn an_end_that_comes_before_its_booking_ends_it() {
+    let bed = Bed::new();
+    assert_eq!(bed.send("x", BookingChange::Freed), Mirrored::Early);
+    assert_eq!(bed.send("x", admitted()), Mirrored::EndedEarly);
+    assert_eq!(bed.live(), 0);
+    assert_eq!(bed.changes(), [], "its sender told everybody");
+    assert_eq!(bed.send("x", admitted()), Mirrored::Applied, "the id may be booked again");
+}
+
+#[test]
+fn a_clients_early_calls_reach_the_other_replicas() {
+    let bed = Bed::new();
+    bed.core.free_reservation("x").expect_err("unknown");
+    bed.core.prefill_complete("y").expect_err("unknown");
+    assert_eq!(bed.send("x", admitted()), Mirrored::EndedEarly);
+    assert_eq!(bed.send("y", admitted()), Mirrored::Applied);
+    assert_eq!((bed.live(), bed.prefill()), (1, 0));
+    let told = [("x".to_owned(), BookingChange::Freed), ("y".to_owned(), BookingChange::PrefillCompleted)];
+    assert_eq!(bed.changes(), told);
+}
+
+#[test]
+fn early_calls_wait_ten_seconds_and_never_for_a_local_booking() {
+    let bed = Bed::new();
+    bed.core.free_reservation("x").expect_err("unknown");
+    bed.clock.advance(Duration::from_secs(10));
+    assert_eq!(bed.send("x", admitted()), Mirrored::Applied);
+    bed.core.free_reservation("y").expect_err("unknown");
+    bed.reserve("y");
+    assert_eq!(bed.live(), 2);
+}
+
+#[test]
+fn a_call_for_an_id_that_was_live_lately_waits_for_nothing() {
+    let bed = Bed::new();
+    bed.send("x", admitted());
+    bed.core.free_reservation("x").expect("live");
+    bed.core.free_reservation("x").expect_err("a retry");
+    assert_eq!(bed.send("x", BookingChange::Freed), Mirrored::Early, "the same from a peer");
+    assert_eq!(bed.send("x", admitted()), Mirrored::Applied);
+}
+
+#[test]
+fn what_does_not_fit_is_dropped_with_its_reason() {
+    let bed = Bed::new();
+    let dropped = |event| match bed.core.mirror_booking(event, PEER) {
+        Mirrored::Dropped(drop) => drop,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(dropped(BookingEvent { block_size: 32, ..event("x", admitted()) }), MirrorDrop::BlockSize);
+    let elsewhere = BookingEvent { partition: PartitionKey::new("m", "g"), ..event("x", admitted()) };
+    assert_eq!(dropped(elsewhere), MirrorDrop::UnknownPartition);
+    let unknown = BookingEvent { rank: WorkerWithDpRank::new(7, 2), ..event("x", admitted()) };
+    assert_eq!(dropped(unknown), MirrorDrop::UnknownRank);
+    bed.send("x", admitted());
+    let other = BookingEvent { rank: WorkerWithDpRank::new(7, 0), ..event("x", BookingChange::Freed) };
+    assert_eq!(dropped(other), MirrorDrop::OtherRank);
+    assert_eq!(bed.send("x", admitted()), Mirrored::Known);
+    assert_eq!(bed.live(), 1);
+}
+
+#[test]
+fn a_mirror_takes_the_claim_of_a_booking_that_is_being_made() {
+    let bed = Bed::new();
+    let partition = bed.core.partition("m", "default").expect("exists");
+    let claim = bed.core.bookings.claim("x".into(), &partition).expect("free");
+    assert_eq!(bed.send("x", admitted()), Mirrored::Applied);
+    let now = bed.core.now();
+    let facts = BookingFacts::new("x".into(), WorkerWithDpRank::new(7, 0), None, admission(), (now, now), OWN);
+    let held = Held { facts: Arc::new(facts), lease: None };
+    assert!(matches!(claim.install(held), Err(crate::selection::core::bookings::NotInstalled::Replaced)));
+    assert_eq!(bed.digest(OWN), LoadDigest::default());
+    bed.core.free_reservation("x").expect("the mirrored one is live");
+}
+
+#[test]
+fn the_same_id_in_two_partitions_is_two_bookings_and_one_by_name() {
+    let bed = Bed::new();
+    bed.worker(8, "g");
+    let other = |change| BookingEvent {
+        partition: PartitionKey::new("m", "g"),
+        rank: WorkerWithDpRank::new(8, 0),
+        ..event("x", change)
+    };
+    assert_eq!(bed.send("x", admitted()), Mirrored::Applied);
+    assert_eq!(bed.core.mirror_booking(other(admitted()), PEER), Mirrored::Applied);
+    assert_eq!(bed.live(), 2);
+    bed.core.free_reservation("x").expect("the first");
+    assert_eq!(bed.live(), 1);
+    bed.core.free_reservation("x").expect_err("the second has no name");
+    assert_eq!(bed.core.mirror_booking(other(BookingChange::Freed), PEER), Mirrored::Applied);
+    assert_eq!(bed.live(), 0);
+}
+
+/// Makes `to` equal to what `from` made, as a repair does.
+fn repair(to: &Bed, from: &Bed, origin: RouterId, asked: Moment) -> MergeReport {
+    let mut report = MergeReport::default();
+    let bookings = from.all(Some(OWN)).into_iter().map(|b| BookingSnapshot { origin, ..b }).collect::<Vec<_>>();
+    let live: HashSet<Arc<str>> = bookings.iter().map(|booking| Arc::clone(&booking.selection_id)).collect();
+    to.core.merge_bookings(&key(), bookings, &mut report);
+    to.core.end_absent(&key(), origin, asked, &live, &mut report);
+    report
+}
+
+#[test]
+fn taking_over_adds_completes_and_ends() {
+    let (a, b) = (Bed::new(), Bed::new());
+    a.reserve("kept");
+    a.reserve("gone");
+    for event in std::mem::take(&mut *a.published.0.lock()) {
+        b.core.mirror_booking(event, PEER);
+    }
+    a.reserve("new");
+    a.core.prefill_complete("kept").expect("live");
+    a.core.free_reservation("gone").expect("live");
+    b.clock.advance(Duration::from_secs(1));
+    let report = repair(&b, &a, PEER, b.core.now());
+    assert_eq!((report.added, report.completed, report.ended), (1, 1, 1));
+    assert_eq!(a.digest(OWN), b.digest(PEER));
+    assert!(!repair(&b, &a, PEER, b.core.now()).changed(), "twice is once");
+}
+
+#[test]
+fn what_came_after_the_question_is_left_alone() {
+    let (a, b) = (Bed::new(), Bed::new());
+    b.send("young", admitted());
+    let report = repair(&b, &a, PEER, b.core.now());
+    assert_eq!(report.ended, 0);
+    b.clock.advance(Duration::from_nanos(1));
+    assert_eq!(repair(&b, &a, PEER, b.core.now()).ended, 1);
+}
+
+#[test]
+fn what_a_call_ended_here_is_not_booked_again_and_its_maker_is_told() {
+    let (a, b) = (Bed::new(), Bed::new());
+    a.reserve("x");
+    for event in std::mem::take(&mut *a.published.0.lock()) {
+        b.core.mirror_booking(event, PEER);
+    }
+    a.clock.advance(Duration::from_secs(2));
+    b.clock.advance(Duration::from_secs(2));
+    b.core.free_reservation("x").expect("live");
+    let report = repair(&b, &a, PEER, b.core.now());
+    assert_eq!(report.added, 0);
+    let [ended] = &report.ended_here[..] else { panic!("{report:?}") };
+    assert!(a.core.end_elsewhere(ended));
+    assert_eq!((a.live(), b.live()), (0, 0));
+    // Booked again since: younger than that end.
+    a.reserve("x");
+    assert!(!a.core.end_elsewhere(ended));
+    assert_eq!(a.live(), 1);
+}
+
+#[test]
+fn an_age_counts_towards_expiry() {
+    let bed = Bed::new();
+    let old = |id: &str, secs| BookingSnapshot {
+        selection_id: id.into(),
+        rank: WorkerWithDpRank::new(7, 0),
+        lora_name: None,
+        admission: admission(),
+        prefill_completed: false,
+        origin: PEER,
+        age: Duration::from_secs(secs),
+    };
+    let mut report = MergeReport::default();
+    bed.core.merge_bookings(&key(), vec![old("over", 301), old("old", 250), old("young", 1)], &mut report);
+    assert_eq!(bed.live(), 2);
+    bed.clock.advance(Duration::from_secs(61));
+    bed.core.tick();
+    assert_eq!(bed.live(), 1, "its maker booked it more than five minutes ago");
+    assert_eq!(bed.digest(PEER).bookings, 1);
+}
+
+#[test]
+fn tokens_beyond_measure_are_bounded() {
+    let bed = Bed::new();
+    let huge = Admission { prefill: Some(PrefillHint { tokens: u64::MAX, duration: None }), ..admission() };
+    bed.send("x", BookingChange::Admitted(huge.clone()));
+    bed.send("y", BookingChange::Admitted(huge));
+    assert_eq!(bed.prefill(), 2 * MAX_PREFILL_TOKENS);
+}
+
+#[test]
+fn sessions_follow_the_higher_version_and_a_clamped_clock() {
+    let bed = Bed::new();
+    let bind = |dp_rank, sequence| {
+        bed.core.mirror_session(&SessionEvent {
+            partition: key(),
+            session_id: "s".into(),
+            target: AffinityTarget { worker_id: 7, dp_rank: Some(dp_rank) },
+            version: SessionVersion { sequence, writer_id: PEER },
+        })
+    };
+    assert_eq!(bind(0, 5), Mirrored::Applied);
+    assert_eq!(bind(1, 4), Mirrored::Known);
+    assert_eq!(bind(1, u64::MAX), Mirrored::Applied);
+    let [session] = &bed.core.replica_sessions(&key(), Some(PEER))[..] else { panic!("one session") };
+    assert_eq!(session.target.dp_rank, Some(1));
+    assert_eq!(session.version.sequence, bed.clock.unix_nanos() + 300_000_000_000);
+    bed.clock.advance(Duration::from_secs(400));
+    bed.core.tick();
+    assert_eq!(bed.core.partition_digest(&key()).expect("exists").origins, [], "expired with its digest");
+}
