@@ -101,6 +101,16 @@ impl Outlet {
         Some(format!("tcp://{}:{}", url.host_str()?, self.publisher.local_addr().port()))
     }
 
+    /// The publisher as far as it is known here: where no URL is advertised and all interfaces are bound, `*` stands for
+    /// whatever host this replica is reached under.
+    pub(super) fn known_endpoint(&self) -> String {
+        let address = self.publisher.local_addr();
+        self.advertised_endpoint().unwrap_or_else(|| match address.ip() {
+            ip if ip.is_unspecified() => format!("tcp://*:{}", address.port()),
+            _ => format!("tcp://{address}"),
+        })
+    }
+
     pub(super) fn sequences(&self) -> Sequences {
         *self.order.lock()
     }

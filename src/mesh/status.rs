@@ -17,7 +17,7 @@ pub struct MeshStatus {
     pub router_id: Option<u64>,
     /// Differs after a restart.
     pub instance_id: String,
-    /// Where bookings are published, as others reach it.
+    /// Where bookings are published; host `*` is whatever host this replica is reached under.
     pub endpoint: Option<String>,
     /// Where others reach this replica's HTTP API.
     pub url: Option<String>,
@@ -129,7 +129,7 @@ pub(super) fn of(outlet: &Outlet, peers: &Peers, config: &MeshConfig) -> MeshSta
         enabled: true,
         router_id: Some(outlet.router_id()),
         instance_id: outlet.instance_id().to_owned(),
-        endpoint: outlet.advertised_endpoint(),
+        endpoint: Some(outlet.known_endpoint()),
         url: outlet.advertise_url().map(str::to_owned),
         wire_version: WIRE_VERSION,
         sequence: outlet.sequences().bookings,
