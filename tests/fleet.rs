@@ -269,8 +269,8 @@ fn three_of_ours_are_one_fleet_after_one_call() {
     for selector in &selectors {
         assert_eq!(selector.get("/replica_sync/peers").as_array().unwrap().len(), 2, "{text}");
     }
-    for at in 0..3 {
-        let status = || selectors[at].get("/replica_sync/status");
+    for selector in &selectors {
+        let status = || selector.get("/replica_sync/status");
         wait_for("both peers to be connected", || {
             let peers = status()["peers"].as_array().unwrap().clone();
             let good = |p: &Value| p["state"] == "connected" && p["is_self"] == false;
