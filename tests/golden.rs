@@ -1,7 +1,8 @@
 //! The recorded corpora of `tests/golden`, one test a case, played against the real binary over loopback.
 //!
 //! `POINTSMAN_GOLDEN_CMD='program --port {port}'` plays them against another program with this HTTP API, and then all
-//! of them; `POINTSMAN_GOLDEN_INDEXER_CMD` those of the standalone indexer. `POINTSMAN_GOLDEN_CMD_B` gives the second server of the replica corpus's pairs to another program.
+//! of them; `POINTSMAN_GOLDEN_INDEXER_CMD` those of the standalone indexer. `POINTSMAN_GOLDEN_CMD_B` gives the second
+//! server of the replica corpus's pairs to another program. Between ours and the reference they are played in any case.
 
 #[path = "golden_runner/client.rs"]
 mod client;
@@ -13,6 +14,8 @@ mod http;
 mod index;
 #[path = "golden_runner/ports.rs"]
 mod ports;
+#[path = "program/python.rs"]
+mod python;
 #[path = "golden_runner/replica/mod.rs"]
 mod replica;
 #[path = "golden_runner/scheduling.rs"]
@@ -24,26 +27,14 @@ mod sockets;
 
 use std::path::{Path, PathBuf};
 
+use self::server::Program;
 use libtest_mimic::{Arguments, Failed, Trial};
 use serde_json::Value;
 
-/// Families whose capability the selector does not have yet: queueing, policies, replicas. Another program plays them.
-const NOT_YET_HTTP: [&str; 6] = ["queue_", "replica_", "startup_04", "select_21", "worker_04", "affinity_19"];
+/// Families whose capability the selector does not have yet: queueing and policies. Another program plays them.
+const NOT_YET_HTTP: [&str; 4] = ["queue_", "select_21", "worker_04", "affinity_19"];
 const NOT_YET_SCHEDULING: [&str; 2] = ["queue_", "policy_"];
-const NOT_YET_REPLICA: [&str; 12] = [
-    "policies/",
-    "startup-policies/",
-    "affinity/",
-    "capture-",
-    "pair/",
-    "peers/",
-    "slot-",
-    "beyond/",
-    "startup/peers-without-port",
-    "startup/bad-peer",
-    "startup/peer-",
-    "startup/expiry",
-];
+const NOT_YET_REPLICA: [&str; 2] = ["policies/", "startup-policies/"];
 
 /// Cases that differ on purpose, or steps of one (`case@step`); each has a line in `docs/compatibility.md` and a test of
 /// its own.
@@ -96,22 +87,37 @@ fn trial(family: &str, name: &str, run: impl FnOnce() -> Result<(), String> + Se
 fn main() {
     let mut arguments = Arguments::from_args();
     let mut trials = Vec::new();
-    let mut cases: Vec<_> =
-        files("replica").iter().chain(&files("replica-beyond")).flat_map(|p| replica::cases(p)).collect();
+    let mut cases = Vec::new();
+    let pairing = |family, programs| move |path: &PathBuf| (family, path.clone(), programs);
+    let replica = files("replica").into_iter().chain(files("replica-beyond"));
+    let mut documents: Vec<_> = replica.map(|path| ("replica", path, [Program::First, Program::Second])).collect();
+    if is_ours() {
+        documents
+            .extend(files("replica-ours").into_iter().map(|path| ("replica", path, [Program::First, Program::Second])));
+        // A mesh of both, as there is one while an operator migrates.
+        let pairs: Vec<_> = files("replica").into_iter().filter(|path| path.ends_with("pair.json")).collect();
+        documents.extend(pairs.iter().map(pairing("ours_and_reference", [Program::Ours, Program::Reference])));
+        documents.extend(pairs.iter().map(pairing("reference_and_ours", [Program::Reference, Program::Ours])));
+    }
+    for (family, path, programs) in documents {
+        let left_out = |name: &str| left_out(&format!("{family}::{name}"));
+        cases.extend(replica::cases(&path, programs, &left_out).into_iter().map(|case| (family, case)));
+    }
     // A case that only waits goes first, on a thread beside those that work.
-    cases.sort_by_key(|case| !case.slow);
-    let waiting = cases.iter().filter(|c| c.slow).count();
+    cases.sort_by_key(|(_, case)| !case.slow);
+    let waiting = cases.iter().filter(|(_, case)| case.slow).count();
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     arguments.test_threads.get_or_insert(threads + waiting);
-    for case in cases {
+    for (family, case) in cases {
         if is_due(&case.name, &NOT_YET_REPLICA) {
-            trials.extend(trial("replica", &case.name, case.run));
+            trials.extend(trial(family, &case.name, case.run));
         }
     }
     for (path, scenario) in corpus("http") {
         let name = path.file_stem().unwrap().to_string_lossy().into_owned();
         if is_due(&name, &NOT_YET_HTTP) {
-            trials.extend(trial("http", &name, move || http::play(&scenario)));
+            let left_out = left_out(&format!("http::{name}"));
+            trials.extend(trial("http", &name, move || http::play(&scenario, &left_out)));
         }
     }
     for (path, document) in corpus("index/scenarios") {

@@ -4,9 +4,8 @@
 
 mod program;
 
-use std::{os::unix::process::ExitStatusExt, path::Path};
+use std::os::unix::process::ExitStatusExt;
 
-use base64::Engine;
 use nix::sys::signal::Signal;
 use program::{Program, Selector, command};
 use serde_json::Value;
@@ -26,55 +25,6 @@ fn assert_refused(flags: &[&str], variables: &[(&str, &str)], code: i32, part: &
     let (status, text) = refused(flags, variables);
     assert_eq!(status, Some(code), "{flags:?} {variables:?}\n{text}");
     assert!(text.contains(part), "{flags:?} {variables:?}: no {part:?} in\n{text}");
-}
-
-/// Cases whose words come with replica sync.
-const LATER: [&str; 1] = ["peer-star-host"];
-
-#[test]
-fn recorded_command_lines_are_refused_or_accepted_as_recorded() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/replica/startup.json");
-    let recorded: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
-    for case in recorded["cases"].as_array().unwrap() {
-        let name = case["name"].as_str().unwrap();
-        if LATER.contains(&name) {
-            continue;
-        }
-        let directory = tempfile::tempdir().unwrap();
-        for (file, content) in case["files"].as_object().into_iter().flatten() {
-            let bytes = base64::engine::general_purpose::STANDARD.decode(content.as_str().unwrap()).unwrap();
-            std::fs::write(directory.path().join(file), bytes).unwrap();
-        }
-        let server = &case["server"];
-        let mut flags: Vec<String> =
-            server["args"].as_array().unwrap().iter().map(|a| fill(a, directory.path())).collect();
-        if server["replica_sync"] != false {
-            flags.extend(["--replica-sync-port".to_owned(), "9092".to_owned()]);
-        }
-        let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
-        let variables: Vec<(&str, &str)> =
-            server["env"].as_object().into_iter().flatten().map(|(n, v)| (n.as_str(), v.as_str().unwrap())).collect();
-        if case["outcome"] == "accepted" {
-            let selector = Selector::start(directory.path(), &flags, &variables);
-            assert_eq!(selector.call("GET", "/livez", None).0, 200, "{name}");
-            continue;
-        }
-        let (status, text) = refused(&flags, &variables);
-        assert!(matches!(status, Some(1 | 2)), "{name}: {status:?}\n{text}");
-        let wanted = case["stderr_contains"].as_str().unwrap_or_default();
-        assert!(text.contains(wanted), "{name}: no {wanted:?} in\n{text}");
-        if let Some(secret) = case["must_not_print"].as_str() {
-            assert!(!text.contains(secret), "{name} prints {secret:?}");
-        }
-    }
-}
-
-fn fill(argument: &Value, directory: &Path) -> String {
-    let text = argument.as_str().unwrap();
-    match text.strip_prefix("${tmp:").and_then(|rest| rest.strip_suffix('}')) {
-        Some(file) => directory.join(file).to_str().unwrap().to_owned(),
-        None => text.to_owned(),
-    }
 }
 
 #[test]

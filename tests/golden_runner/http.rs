@@ -19,8 +19,8 @@ use super::{
 
 type Names = BTreeMap<String, String>;
 
-/// Plays one scenario.
-pub fn play(scenario: &Value) -> Result<(), String> {
+/// Plays one scenario, but for the answers to the steps `left_out`.
+pub fn play(scenario: &Value, left_out: &[usize]) -> Result<(), String> {
     let dir = tempfile::tempdir().unwrap();
     for (name, text) in scenario["files"].as_object().into_iter().flatten() {
         std::fs::write(dir.path().join(name), text.as_str().unwrap()).unwrap();
@@ -59,6 +59,7 @@ pub fn play(scenario: &Value) -> Result<(), String> {
         let label =
             format!("step {index} {} {}", step["method"].as_str().unwrap_or(""), step["path"].as_str().unwrap_or(""));
         match run_step(step, &servers, &mut names, &mut background) {
+            _ if left_out.contains(&index) => {}
             Ok(problems) => failures.extend(problems.into_iter().map(|p| format!("{label}: {p}"))),
             Err(problem) => failures.push(format!("{label}: {problem}")),
         }

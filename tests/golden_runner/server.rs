@@ -13,7 +13,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::client::{self, Request, Response};
+use super::{
+    client::{self, Request, Response},
+    python::python,
+};
 
 pub const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -24,6 +27,10 @@ pub enum Program {
     First,
     /// `POINTSMAN_GOLDEN_CMD_B`, the first without it.
     Second,
+    /// Ours, whatever is given.
+    Ours,
+    /// The reference's selector.
+    Reference,
     /// `POINTSMAN_GOLDEN_INDEXER_CMD`, ours with the indexer's face without it.
     Indexer,
 }
@@ -35,6 +42,8 @@ impl Program {
         let given = match self {
             Self::First => first,
             Self::Second => std::env::var("POINTSMAN_GOLDEN_CMD_B").ok().or(first),
+            Self::Ours => None,
+            Self::Reference => Some(format!("{} -m dynamo.select_service --port {{port}}", python().display())),
             Self::Indexer => std::env::var("POINTSMAN_GOLDEN_INDEXER_CMD").ok(),
         };
         if let Some(command) = given {

@@ -13,7 +13,10 @@ mod stage;
 
 use std::{path::Path, time::Duration};
 
-use self::{document::Document, stage::Stage};
+use self::{
+    document::Document,
+    stage::{Programs, Stage},
+};
 
 const SLOT: &str = "dynamo.slot-tracker.v1";
 const AFFINITY: &str = "dynamo.session-affinity.v1";
@@ -29,8 +32,9 @@ pub struct Case {
     pub run: Box<dyn FnOnce() -> Result<(), String> + Send>,
 }
 
-/// The cases of one file.
-pub fn cases(path: &Path) -> Vec<Case> {
+/// The cases of one file, between these programs where they have two; `left_out` names the steps that are not played, by
+/// the name of the case.
+pub fn cases(path: &Path, programs: Programs, left_out: &dyn Fn(&str) -> Vec<usize>) -> Vec<Case> {
     let file = path.file_stem().unwrap().to_string_lossy().into_owned();
     let document = Document::read(&std::fs::read(path).unwrap()).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     let case = |name: &str, run: Box<dyn FnOnce() -> Result<(), String> + Send>| Case {
@@ -41,7 +45,11 @@ pub fn cases(path: &Path) -> Vec<Case> {
     match document {
         Document::Scenarios(scenarios) => scenarios
             .into_iter()
-            .map(|s| Case { slow: s.slow, ..case(&s.name.clone(), Box::new(move || Stage::play(&s))) })
+            .map(|s| {
+                let left_out = left_out(&format!("{file}/{}", s.name));
+                let slow = s.slow;
+                Case { slow, ..case(&s.name.clone(), Box::new(move || Stage::play(&s, programs, &left_out))) }
+            })
             .collect(),
         Document::Capture(c) => vec![case("", Box::new(move || recorded::capture(&c)))],
         Document::Vectors(vectors) => {

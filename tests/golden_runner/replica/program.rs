@@ -26,9 +26,8 @@ pub struct Node {
 }
 
 impl Node {
-    /// A server that is not started yet. `B` runs the second program, where one is given.
-    pub fn new(name: &str, spec: &ServerSpec) -> Self {
-        let program = if name == "B" { Program::Second } else { Program::First };
+    /// A server that is not started yet.
+    pub fn new(program: Program, spec: &ServerSpec) -> Self {
         let sync_port = ports::free();
         let sync_endpoint = format!("tcp://127.0.0.1:{sync_port}");
         Self {

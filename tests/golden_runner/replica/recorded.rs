@@ -16,7 +16,7 @@ use super::{
 pub fn capture(capture: &Capture) -> Result<(), String> {
     let mut stage = Stage::single(&capture.server, 1, &BTreeMap::new());
     stage.start("A")?;
-    stage.play_steps(&capture.setup)?;
+    stage.play_steps(&capture.setup, &[])?;
     let own = stage.variables["router_id_A"].as_u64().ok_or("no router id")?;
     for (index, step) in capture.steps.iter().enumerate() {
         capture_step(&stage, step, own, capture.unordered_topics).map_err(|e| format!("call {}: {e}", index + 1))?;

@@ -9,6 +9,7 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
 
 use super::{
+    super::server::Program,
     AFFINITY, BARRIER_WORKER, DEADLINE, SLOT,
     document::{Barrier, Inject, PairSync, Scenario, ServerSpec, Step},
     matching::{at, fits},
@@ -29,6 +30,9 @@ fn until<T>(deadline: Duration, mut attempt: impl FnMut() -> Result<T, String>) 
     }
 }
 
+/// What the servers `A` and `B` run.
+pub type Programs = [Program; 2];
+
 pub struct Stage {
     context: zmq::Context,
     pub nodes: BTreeMap<String, Node>,
@@ -40,37 +44,46 @@ pub struct Stage {
 
 impl Stage {
     /// Peers bound, servers known but not started, files written.
-    pub fn new(servers: &BTreeMap<String, ServerSpec>, runner_peers: usize, files: &BTreeMap<String, String>) -> Self {
+    pub fn new(
+        servers: &BTreeMap<String, ServerSpec>,
+        programs: Programs,
+        runner_peers: usize,
+        files: &BTreeMap<String, String>,
+    ) -> Self {
         let context = zmq::Context::new();
         let dir = tempfile::tempdir().unwrap();
         for (name, content) in files {
             std::fs::write(dir.path().join(name), STANDARD.decode(content).unwrap()).unwrap();
         }
         let peers = (0..runner_peers).map(|n| (n, Peer::bind(&context))).collect();
-        let nodes = servers.iter().map(|(name, spec)| (name.clone(), Node::new(name, spec))).collect();
+        let nodes = servers
+            .iter()
+            .map(|(name, spec)| (name.clone(), Node::new(programs[usize::from(name == "B")], spec)))
+            .collect();
         Self { context, nodes, peers, variables: BTreeMap::new(), barriers: BTreeMap::new(), dir }
     }
 
     /// One server called `A`.
     pub fn single(server: &ServerSpec, runner_peers: usize, files: &BTreeMap<String, String>) -> Self {
-        Self::new(&BTreeMap::from([("A".to_owned(), server.clone())]), runner_peers, files)
+        Self::new(&BTreeMap::from([("A".to_owned(), server.clone())]), [Program::First; 2], runner_peers, files)
     }
 
-    /// Starts everything and plays the steps.
-    pub fn play(scenario: &Scenario) -> Result<(), String> {
+    /// Starts everything and plays the steps, but for those `left_out`.
+    pub fn play(scenario: &Scenario, programs: Programs, left_out: &[usize]) -> Result<(), String> {
         let mut stage = if scenario.servers.is_empty() {
             Self::single(&scenario.server, scenario.runner_peers, &scenario.files)
         } else {
-            Self::new(&scenario.servers, scenario.runner_peers, &scenario.files)
+            Self::new(&scenario.servers, programs, scenario.runner_peers, &scenario.files)
         };
         for name in stage.nodes.keys().cloned().collect::<Vec<_>>() {
             stage.start(&name)?;
         }
-        stage.play_steps(&scenario.steps)
+        stage.play_steps(&scenario.steps, left_out)
     }
 
-    pub fn play_steps(&mut self, steps: &[Step]) -> Result<(), String> {
-        for (index, step) in steps.iter().enumerate() {
+    /// Plays steps, numbered from 1, but for those `left_out`.
+    pub fn play_steps(&mut self, steps: &[Step], left_out: &[usize]) -> Result<(), String> {
+        for (index, step) in steps.iter().enumerate().filter(|(i, _)| !left_out.contains(&(i + 1))) {
             let label = step.http.as_ref().map_or(String::new(), |h| format!(" {} {}", h.method, h.path));
             self.step(step).map_err(|e| format!("step {}{label}: {e}", index + 1))?;
         }
