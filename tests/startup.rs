@@ -72,7 +72,8 @@ fn settings_that_are_refused_exit_with_one() {
         1,
         "router_predicted_ttl_secs requires use_kv_events=true",
     );
-    assert_refused(&["--replica-sync-port", "9092"], &[], 1, "no replica sync");
+    let peers = ["--replica-sync-port", "9092", "--replica-sync-peers", "nonsense"];
+    assert_refused(&peers, &[], 1, "invalid replica peer endpoint `nonsense`");
     assert_refused(&["--session-affinity-ttl-secs", "31536001"], &[], 1, "between 1 and 31536000");
     assert_refused(&["--admin-token-file", "/nonexistent/token"], &[], 1, "admin token file /nonexistent/token");
 }
