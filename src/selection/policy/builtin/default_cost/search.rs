@@ -27,7 +27,7 @@ const LARGE: usize = if cfg!(test) { 3 } else { 8 };
 const SAMPLES: usize = if cfg!(test) { 4 } else { 32 };
 
 /// The same where ranks can be dealt with by cells.
-const FEW_SAMPLES: usize = 4;
+const FEW_SAMPLES: usize = 2;
 
 /// Bound on the relative rounding error of a cost: some ten operations of half a unit in the last place each.
 const ROUNDING: f64 = 1e-14;

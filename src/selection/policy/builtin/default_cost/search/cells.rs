@@ -64,15 +64,22 @@ fn subtract(set: &mut [u64], others: &[u64]) {
     set.iter_mut().zip(others).for_each(|(word, other)| *word &= !other);
 }
 
-/// Moves what is in `others` too out of `set` to `common`.
-fn part(set: &mut [u64], others: &[u64], common: &mut Vec<u64>) {
+/// Moves what is in `others` too out of `set` to `common`; whether that is anything.
+fn part(set: &mut [u64], others: &[u64], common: &mut Vec<u64>) -> bool {
+    let mut any = 0;
     common.clear();
     common.extend(set.iter_mut().zip(others).map(|(word, other)| {
         let both = *word & other;
         *word ^= both;
+        any |= both;
         both
     }));
     common.resize(set.len(), 0);
+    any != 0
+}
+
+fn is_empty(set: &[u64]) -> bool {
+    set.iter().fold(0, |any, word| any | word) == 0
 }
 
 /// Ranks that have the same cached.
@@ -114,9 +121,10 @@ impl Search<'_> {
             sets.cell.clear();
             sets.cell.resize(sets.open.len(), 0);
             self.request.index.add_slots(&wide.class.lanes, &mut sets.cell);
-            part(&mut sets.open, &sets.cell, &mut sets.class);
-            let class = Class { cached: wide.class.blocks, credit: wide.credit, owners: &owners };
-            self.class(order, slices, &class, &mut sets);
+            if part(&mut sets.open, &sets.cell, &mut sets.class) {
+                let class = Class { cached: wide.class.blocks, credit: wide.credit, owners: &owners };
+                self.class(order, slices, &class, &mut sets);
+            }
         }
         std::mem::swap(&mut sets.open, &mut sets.class);
         self.class(order, slices, &Class { cached: TierBlocks::default(), credit: 0.0, owners: &owners }, &mut sets);
@@ -127,19 +135,16 @@ impl Search<'_> {
 
     /// The cells of the class in `sets.class`, those that gain most first.
     fn class(&mut self, order: usize, slices: &Slices, class: &Class<'_>, sets: &mut Sets) {
-        for held in (0..=class.owners.len()).rev() {
-            let shared = match held.checked_sub(1) {
-                Some(at) => {
-                    // Owners of a run are among those of the runs above it.
-                    part(&mut sets.class, &class.owners[at], &mut sets.cell);
-                    u64::from(self.path[at].depth)
-                }
-                None => {
-                    std::mem::swap(&mut sets.class, &mut sets.cell);
-                    0
-                }
-            };
-            self.cell(order, slices, (class.cached, shared), class.credit + shared as f64, sets);
+        // Owners of a run are among those of the runs above it.
+        for (owners, passed) in class.owners.iter().zip(self.path).rev() {
+            let shared = u64::from(passed.depth);
+            if part(&mut sets.class, owners, &mut sets.cell) {
+                self.cell(order, slices, (class.cached, shared), class.credit + shared as f64, sets);
+            }
+        }
+        if !is_empty(&sets.class) {
+            std::mem::swap(&mut sets.class, &mut sets.cell);
+            self.cell(order, slices, (class.cached, 0), class.credit, sets);
         }
     }
 
@@ -159,19 +164,18 @@ impl Search<'_> {
 
     /// Ranks of one cell that have the same key.
     fn price_cheapest(&mut self, order: usize, cheapest: &[u64], (cached, shared): (TierBlocks, u64)) {
-        let count = ones(cheapest);
-        match slots(cheapest).next() {
-            Some(slot) if count > SMALL as u64 && self.load.is_alone(order, slot) => {
-                self.look();
-                let inputs = Inputs { load: self.load.rows()[slot as usize].load, cached, shared };
-                let cost = self.formula.cost(&inputs, 1.0);
-                self.take(cost, count, |rng| nth(cheapest, rng.u64(0..count)));
-                #[cfg(test)]
-                if cost == self.best {
-                    self.trace.tied.extend(slots(cheapest));
-                }
-            }
-            _ => slots(cheapest).for_each(|slot| self.price(slot, Some(cached), Some(shared), 1.0)),
+        let few = slots(cheapest).nth(SMALL).is_none();
+        let Some(slot) = slots(cheapest).next().filter(|&slot| !few && self.load.is_alone(order, slot)) else {
+            return slots(cheapest).for_each(|slot| self.price(slot, Some(cached), Some(shared), 1.0));
+        };
+        self.look();
+        let inputs = Inputs { load: self.load.rows()[slot as usize].load, cached, shared };
+        let cost = self.formula.cost(&inputs, 1.0);
+        if cost <= self.best {
+            let count = ones(cheapest);
+            self.take(cost, count, |rng| nth(cheapest, rng.u64(0..count)));
+            #[cfg(test)]
+            self.trace.tied.extend(slots(cheapest));
         }
     }
 
@@ -198,7 +202,8 @@ mod tests {
         subtract(&mut set, &[0b10]);
         assert_eq!(set, [0b1001, 0, 1 << 63]);
         let mut common = vec![7; 9];
-        part(&mut set, &[0b11, u64::MAX], &mut common);
+        assert!(part(&mut set, &[0b11, u64::MAX], &mut common));
+        assert!(!is_empty(&set) && is_empty(&[0, 0]) && !part(&mut set, &[0, 7], &mut vec![]));
         assert_eq!((set, common), (vec![0b1000, 0, 1 << 63], vec![1, 0, 0]));
     }
 }
