@@ -252,7 +252,7 @@ impl<'a> Search<'a> {
             }
             slots.iter().for_each(|&slot| self.visit(slot));
             walked += slots.len();
-            if walked > LARGE && self.by_cells(order) {
+            if walked > self.patience() && self.by_cells(order) {
                 return Walk::AllDone;
             }
             if walked > SMALL && self.narrow(walked) {
@@ -260,6 +260,11 @@ impl<'a> Search<'a> {
             }
         }
         Walk::GroupDone
+    }
+
+    /// Ranks that may be priced before a search by cells is cheaper: that looks at all ranks, some hundred at a time.
+    fn patience(&self) -> usize {
+        LARGE + self.load.rows().len() / 128
     }
 
     /// Least cost of any rank not priced yet whose base cost is at least `base`.
@@ -291,7 +296,8 @@ impl<'a> Search<'a> {
                 self.pools.push(slots);
                 return Walk::GroupDone;
             }
-            let samples = if self.has_cells(order) { FEW_SAMPLES } else { SAMPLES };
+            let cells = slots.len() > self.patience() && self.has_cells(order);
+            let samples = if cells { FEW_SAMPLES } else { SAMPLES };
             for _ in 0..samples.min(slots.len() / 2) {
                 let slot = slots[self.rng.usize(0..slots.len())];
                 if self.cost_of_unpriced(slot) == Some(least) {
@@ -303,7 +309,7 @@ impl<'a> Search<'a> {
                 }
             }
             // Nobody here seems to be in the best wide class.
-            if self.by_cells(order) {
+            if cells && self.by_cells(order) {
                 return Walk::AllDone;
             }
             // Take it out of the bound if that is cheaper.

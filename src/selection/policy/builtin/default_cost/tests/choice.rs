@@ -44,6 +44,31 @@ fn ties_are_uniform() {
     }
     let counts = histogram(&mut fleet, &ask(64), 8000);
     assert!(chi_square(&counts, |_| 200.0) < 83.8, "{counts:?}");
+    // Three of four ranks have a cached block and the load that makes up for it: two cells that tie.
+    let mut fleet = Fleet::new(DEFAULTS, 16, 40);
+    let loaded: Vec<u64> = (1..=40).filter(|worker| worker % 4 != 0).collect();
+    let lanes = LaneSet::List(loaded.iter().map(|&worker| fleet.slot(worker) as u16 + 3).collect());
+    fleet.matches.classes.push(MatchClass { blocks, lanes });
+    for worker in loaded {
+        fleet.book(worker, &[worker], 0);
+    }
+    let counts = histogram(&mut fleet, &ask(64), 8000);
+    assert!(chi_square(&counts, |_| 200.0) < 83.8, "{counts:?}");
+}
+
+#[test]
+fn costs_that_differ_by_less_than_a_key_of_the_slices_are_told_apart() {
+    let parameters = DefaultCostParameters { decode_active_request_weight: 1e-7, ..DEFAULTS };
+    let mut fleet = Fleet::new(parameters, 16, 40);
+    let lanes = LaneSet::List((1..=30).map(|worker| fleet.slot(worker) as u16 + 3).collect());
+    fleet.matches.classes.push(MatchClass { blocks: TierBlocks { device: 2, ..TierBlocks::default() }, lanes });
+    for worker in 1..=30 {
+        (0..1 + worker % 2).for_each(|_| _ = fleet.book(worker, &[worker], 0));
+    }
+    for _ in 0..100 {
+        let winner = fleet.winner(&ask(64));
+        assert!(winner <= 30 && winner % 2 == 0, "{winner}");
+    }
 }
 
 #[test]

@@ -24,7 +24,8 @@ fn random_parameters(rng: &mut fastrand::Rng) -> DefaultCostParameters {
         overlap_score_credit: one_of(rng, &[0.0, 0.5, 0.9, 1.0, 1.0, 1.5]),
         overlap_score_credit_decay: one_of(rng, &[0.0, 0.0, 0.5, 3.0]),
         prefill_load_scale: one_of(rng, &[0.0, 0.7, 1.0, 1.0, 2.0, 1e300]),
-        decode_active_request_weight: one_of(rng, &[0.0, 0.0, 0.3, 3.0]),
+        // 1e-7 keeps apart what the order's slices take to be equal.
+        decode_active_request_weight: one_of(rng, &[0.0, 0.0, 1e-7, 0.3, 3.0]),
         host_cache_hit_weight: one_of(rng, &[0.0, 0.75, 1.0]),
         disk_cache_hit_weight: one_of(rng, &[0.0, 0.25, 0.6]),
         router_temperature: 0.0,
