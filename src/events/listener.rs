@@ -7,37 +7,37 @@
 mod backlog;
 mod batches;
 mod recovery;
+mod silence;
+mod start;
 #[cfg(test)]
 mod tests;
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use tokio::{
-    sync::watch,
     task::coop::consume_budget,
-    time::{Instant, sleep_until, timeout},
+    time::{Instant, sleep_until},
 };
 
 pub use super::replay::ReplayConfig;
 use super::{
     counts::{Count, DropReason, Tally},
-    normalise::{EventTarget, RankMemories},
+    normalise::EventTarget,
     position::{Position, Refill, Verdict},
     replay,
     status::{ListenerState, Shared},
+    takeover::Takeover,
     transport::{Message, Subscriber, SubscriberEvent, TransportConfig, TransportError},
 };
 use crate::selection::ingest::Trust;
 use backlog::Backlog;
+use silence::Silence;
 
 /// First pause before a replay socket that did not answer is tried again, unless the stream goes on; doubles.
 const FIRST_RETRY: Duration = Duration::from_secs(2);
 
 /// Longest such pause.
 const LAST_RETRY: Duration = Duration::from_secs(60);
-
-/// How often a listener that must not read yet tells its lag.
-const LAG_PERIOD: Duration = Duration::from_millis(250);
 
 /// Settings of listeners.
 #[derive(Clone, Debug)]
@@ -53,6 +53,10 @@ pub struct ListenerConfig {
     /// How long after a catch-up a stream that stays silent is asked again: a batch published just before the publisher
     /// knew of the subscription is in neither the answers nor the stream.
     pub second_look: Duration,
+    /// How long batches up to a peer's position may be on their way here; a lower number after that is a restart.
+    pub on_the_way: Duration,
+    /// Silence after which a rank's blocks earn no credit, see [`Trust::Stale`]; `None` = never.
+    pub stale_after: Option<Duration>,
     /// First pause before a failed listener starts again; doubles.
     pub restart_min: Duration,
     /// Longest such pause.
@@ -75,6 +79,8 @@ impl Default for ListenerConfig {
             backlog_messages: 1 << 16,
             backlog_bytes: 16 << 20,
             second_look: Duration::from_secs(3),
+            on_the_way: Duration::from_secs(3),
+            stale_after: None,
             restart_min: Duration::from_millis(200),
             restart_max: Duration::from_secs(30),
         }
@@ -87,10 +93,17 @@ pub(super) struct Listener<T> {
     shared: Arc<Shared>,
     target: T,
     config: Arc<ListenerConfig>,
-    gate: watch::Receiver<bool>,
+    takeover: Arc<Takeover>,
+    /// The gate was passed, and a peer's position taken over if there was one.
+    started: bool,
+    /// The rank may hold blocks of a peer that told no position.
+    inherited: bool,
+    /// When a peer's position must have been reached by what was on its way.
+    settle: Option<Instant>,
     position: Position,
-    memories: RankMemories,
+    /// Its silence apart.
     trust: Trust,
+    silence: Silence,
     backlog: Backlog,
     /// The live number up to which a replay was already tried, and whether it was answered.
     tried: Option<(u64, bool)>,
@@ -102,17 +115,21 @@ pub(super) struct Listener<T> {
 }
 
 impl<T: EventTarget> Listener<T> {
-    /// A listener that has seen nothing. It reads once `gate` holds `true`.
-    pub fn new(shared: Arc<Shared>, target: T, config: Arc<ListenerConfig>, gate: watch::Receiver<bool>) -> Self {
+    /// A listener that has seen nothing. It reads once `takeover` lets it pass.
+    pub fn new(shared: Arc<Shared>, target: T, config: Arc<ListenerConfig>, takeover: Arc<Takeover>) -> Self {
         let backlog = Backlog::new(config.backlog_messages, config.backlog_bytes);
+        let silence = Silence::new(config.stale_after);
         Self {
             shared,
             target,
             config,
-            gate,
+            takeover,
+            started: false,
+            inherited: false,
+            settle: None,
             position: Position::default(),
-            memories: RankMemories::default(),
             trust: Trust::default(),
+            silence,
             backlog,
             tried: None,
             adrift: false,
@@ -130,7 +147,7 @@ impl<T: EventTarget> Listener<T> {
         self.lost_connection();
         let source = &self.shared.source;
         let mut subscriber = Subscriber::connect(&source.endpoint, &[b""], self.config.transport.clone())?;
-        self.wait_for_gate(&subscriber).await;
+        self.start(&subscriber).await;
         self.shared.set_state(ListenerState::Connecting);
         loop {
             consume_budget().await;
@@ -140,6 +157,14 @@ impl<T: EventTarget> Listener<T> {
                     event = subscriber.recv() => event,
                     () = until(self.owed) => {
                         self.catch_up(&mut subscriber, false).await;
+                        continue;
+                    }
+                    () = until(self.settle) => {
+                        self.settle(&subscriber);
+                        continue;
+                    }
+                    () = until(self.silence.due()) => {
+                        self.silent(&mut subscriber).await;
                         continue;
                     }
                 },
@@ -173,20 +198,6 @@ impl<T: EventTarget> Listener<T> {
         }
     }
 
-    /// Waits until start-up recovery is done; the subscriber's queue fills meanwhile.
-    async fn wait_for_gate(&mut self, subscriber: &Subscriber) {
-        loop {
-            let mut gate = self.gate.clone();
-            let opened = timeout(LAG_PERIOD, gate.wait_for(|open| *open)).await.map(|outcome| outcome.is_ok());
-            match opened {
-                Ok(true) => return,
-                // Nobody is left who could open it.
-                Ok(false) => std::future::pending().await,
-                Err(_) => self.shared.set_lag(subscriber.queued()),
-            }
-        }
-    }
-
     /// Applying a batch panicked: it may be applied in part.
     pub fn panicked(&mut self) {
         self.set_trust(Trust::Partial);
@@ -195,6 +206,7 @@ impl<T: EventTarget> Listener<T> {
     /// What the numbers of the next connection are held against.
     fn lost_connection(&mut self) {
         self.position.disconnected();
+        self.silence.lost_connection();
         self.tried = None;
         self.adrift = false;
         self.owed = None;
@@ -243,6 +255,7 @@ impl<T: EventTarget> Listener<T> {
             }
         }
         self.position.saw_live(seq);
+        self.heard();
         match verdict {
             Verdict::Duplicate => self.dropped(DropReason::Duplicate),
             _ => self.apply(seq, mark, payload),
@@ -261,10 +274,17 @@ impl<T: EventTarget> Listener<T> {
             "event publisher restarted; its blocks are forgotten"
         );
         self.shared.count(Count::PublisherRestarts);
-        self.target.reset();
-        self.memories.forget();
+        {
+            let mut stream = self.shared.stream.lock();
+            stream.begin_anew();
+            stream.memories.forget();
+            stream.position = None;
+            self.target.reset();
+        }
+        self.inherited = false;
+        self.settle = None;
         self.position.restart();
-        self.set_trust(Trust::Full);
+        self.set_trust(Trust::Complete);
     }
 
     /// Batches `from..upto` are lost for good. Where a replay socket answers, the blocks of before are forgotten and
@@ -282,14 +302,26 @@ impl<T: EventTarget> Listener<T> {
         );
         self.shared.count(Count::UnfilledGaps);
         if held {
+            let mut stream = self.shared.stream.lock();
+            stream.begin_anew();
             self.target.reset();
         }
-        self.set_trust(Trust::Partial);
+        // What is indexed from here on is right, unless blocks of before are left that nobody vouches for.
+        let clean = answered && (held || !self.inherited);
+        self.inherited &= !held;
+        self.set_trust(if clean { Trust::Replayed } else { Trust::Partial });
     }
 
     fn set_trust(&mut self, trust: Trust) {
-        if self.trust != trust {
-            self.trust = trust;
+        self.trust = trust;
+        self.shared.stream.lock().trust = trust;
+        self.show_trust();
+    }
+
+    /// Tells what is believed, silence included, if it changed.
+    fn show_trust(&mut self) {
+        let trust = if self.silence.is_stale() { Trust::Stale } else { self.trust };
+        if self.shared.trust().0 != trust {
             self.shared.set_trust(trust);
             self.target.set_trust(trust);
         }

@@ -16,6 +16,7 @@ use super::{
     status::ListenerState,
     supervisor::Listeners,
 };
+use crate::selection::ingest::Trust;
 
 /// Reads totals and listeners at each scrape.
 #[derive(Debug)]
@@ -44,8 +45,10 @@ impl Collector for EventCollector {
             ConstCounter::new(self.totals.dropped(reason)).encode(dropped.encode_family(&labels)?)?;
         }
         let (mut states, mut lag) = ([0i64; ListenerState::ALL.len()], 0i64);
+        let mut trusts = [0i64; Trust::ALL.len()];
         for entry in self.listeners.lock().values() {
             states[entry.shared.state() as usize] += 1;
+            trusts[entry.shared.trust().0 as usize] += 1;
             lag = lag.saturating_add_unsigned(entry.shared.lag());
         }
         let help = "Event listeners by state.";
@@ -53,6 +56,12 @@ impl Collector for EventCollector {
         for state in ListenerState::ALL {
             let labels = [("state", state.as_str())];
             ConstGauge::new(states[state as usize]).encode(gauge.encode_family(&labels)?)?;
+        }
+        let help = "Ranks with a stream, by how far their part of the index can be believed.";
+        let mut gauge = encoder.encode_descriptor("pointsman_events_ranks", help, None, MetricType::Gauge)?;
+        for trust in Trust::ALL {
+            let labels = [("trust", trust.as_str())];
+            ConstGauge::new(trusts[trust as usize]).encode(gauge.encode_family(&labels)?)?;
         }
         let help = "Messages received and not applied yet, over all listeners.";
         let gauge = encoder.encode_descriptor("pointsman_events_lag_messages", help, None, MetricType::Gauge)?;

@@ -9,6 +9,7 @@ mod position;
 mod replay;
 pub mod status;
 pub mod supervisor;
+pub mod takeover;
 #[cfg(test)]
 mod testing;
 pub mod transport;

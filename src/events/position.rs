@@ -16,6 +16,8 @@ pub struct Position {
     last_live: Option<u64>,
     /// The position when the former connection ended: a publisher that goes on is above it.
     floor: Option<u64>,
+    /// The position is a peer's: numbers up to it may still be on their way here.
+    resumed: bool,
 }
 
 /// What to do with a live batch.
@@ -61,7 +63,8 @@ impl Position {
         let below_floor = self
             .floor
             .is_some_and(|floor| seq < floor || (seq == floor && self.at == Some(floor) && mark != self.mark));
-        if below_live || below_floor {
+        let another = self.resumed && self.at == Some(seq) && mark != self.mark;
+        if below_live || below_floor || another {
             return Verdict::Restart;
         }
         match self.at {
@@ -77,8 +80,22 @@ impl Position {
         self.last_live = Some(seq);
     }
 
+    /// Goes on from a peer's position: that batch, whose payload has fingerprint `mark`, and all before it are in the
+    /// index. Lower numbers are passed over, as long as they rise, until [`Self::settle`].
+    pub fn resume(&mut self, at: u64, mark: u64) {
+        *self = Self { at: Some(at), mark, resumed: true, ..Self::default() };
+    }
+
+    /// Whatever was on its way when a peer's position was taken over has come: a lower number is a restart from now on.
+    pub fn settle(&mut self) {
+        if std::mem::take(&mut self.resumed) {
+            self.floor = self.at;
+        }
+    }
+
     /// The batch `seq` is about to be applied.
     pub fn advance(&mut self, seq: u64, mark: u64) {
+        self.resumed = false;
         self.at = Some(seq);
         self.mark = mark;
         self.undecoded = false;
@@ -91,7 +108,7 @@ impl Position {
 
     /// The connection ended.
     pub fn disconnected(&mut self) {
-        self.floor = self.at;
+        self.floor = self.at.filter(|_| !self.resumed);
         self.last_live = None;
     }
 

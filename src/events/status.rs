@@ -7,14 +7,19 @@ use std::{
     collections::BTreeMap,
     sync::{
         Arc,
-        atomic::{AtomicU8, AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed},
     },
+    time::{Duration, Instant},
 };
 
 use parking_lot::Mutex;
 use serde::Serialize;
 
-use super::counts::{Count, Tally, Totals};
+use super::{
+    counts::{Count, Tally, Totals},
+    normalise::RankMemories,
+    takeover::StreamCut,
+};
 use crate::selection::ingest::{EventSource, Trust};
 
 /// What a listener is doing.
@@ -23,7 +28,7 @@ use crate::selection::ingest::{EventSource, Trust};
 #[serde(rename_all = "snake_case")]
 #[repr(u8)]
 pub enum ListenerState {
-    /// Connected or connecting, and not reading before start-up recovery is done.
+    /// Connected or connecting, and not reading before its start-up recovery is done.
     Waiting,
     /// Without a connection to the publisher, and trying.
     Connecting,
@@ -74,6 +79,8 @@ pub struct ListenerStatus {
     pub state: ListenerState,
     /// How far its part of the index can be believed.
     pub trust: Trust,
+    /// Seconds since that became so.
+    pub trust_age_seconds: f64,
     /// Number of the newest batch taken, live or replayed.
     pub position: Option<u64>,
     /// Number of the newest live batch on this connection.
@@ -112,17 +119,62 @@ pub struct ListenerStatus {
     pub last_error: Option<String>,
 }
 
+/// How far one rank's part of the index can be believed.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
+pub struct RankTrust {
+    /// Rank.
+    pub dp_rank: u32,
+    /// How far.
+    pub trust: Trust,
+    /// Seconds since that became so.
+    pub trust_age_seconds: f64,
+}
+
 /// No number yet.
 const NONE: u64 = u64::MAX;
+
+/// Where a stream stands, for a snapshot.
+#[derive(Debug)]
+pub(super) struct Stream {
+    /// Changes whenever the blocks of before are forgotten; no two streams ever have the same one.
+    pub incarnation: u64,
+    /// Number and fingerprint of the newest batch that is in the index.
+    pub position: Option<(u64, u64)>,
+    /// What its events have taught.
+    pub memories: RankMemories,
+    /// How far it can be believed, its silence apart.
+    pub trust: Trust,
+}
+
+impl Stream {
+    fn new() -> Self {
+        let (position, memories, trust) = (None, RankMemories::default(), Trust::default());
+        Self { incarnation: next_incarnation(), position, memories, trust }
+    }
+
+    /// The blocks of before are forgotten.
+    pub fn begin_anew(&mut self) {
+        self.incarnation = next_incarnation();
+    }
+}
+
+fn next_incarnation() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    NEXT.fetch_add(1, Relaxed)
+}
 
 /// What a listener shares with readers of its status.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub source: EventSource,
+    /// Where the stream stands, held while a batch is applied: who holds it sees a batch whole or not at all.
+    pub stream: Mutex<Stream>,
     all: Arc<Totals>,
     own: Totals,
     state: AtomicU8,
-    trust: AtomicU8,
+    trust: Mutex<(Trust, Instant)>,
+    connected: AtomicBool,
     position: AtomicU64,
     last_live: AtomicU64,
     lag: AtomicU64,
@@ -133,10 +185,12 @@ impl Shared {
     pub fn new(source: EventSource, all: Arc<Totals>) -> Self {
         Self {
             source,
+            stream: Mutex::new(Stream::new()),
             all,
             own: Totals::default(),
             state: AtomicU8::new(ListenerState::Waiting as u8),
-            trust: AtomicU8::new(Trust::Full as u8),
+            trust: Mutex::new((Trust::default(), Instant::now())),
+            connected: AtomicBool::new(false),
             position: AtomicU64::new(NONE),
             last_live: AtomicU64::new(NONE),
             lag: AtomicU64::new(0),
@@ -171,12 +225,41 @@ impl Shared {
     }
 
     pub fn set_trust(&self, trust: Trust) {
-        self.trust.store(trust as u8, Relaxed);
+        *self.trust.lock() = (trust, Instant::now());
+    }
+
+    /// How far the rank can be believed, and for how long that has been so.
+    pub fn trust(&self) -> (Trust, Duration) {
+        let (trust, since) = *self.trust.lock();
+        (trust, since.elapsed())
+    }
+
+    /// Where the stream stands between two batches.
+    pub fn cut(&self) -> StreamCut {
+        let stream = self.stream.lock();
+        let memory = stream.memories.write();
+        StreamCut {
+            endpoint: self.source.endpoint.clone(),
+            incarnation: stream.incarnation,
+            position: stream.position.filter(|_| memory.is_some()),
+            memory,
+            trust: stream.trust,
+        }
     }
 
     pub fn set_position(&self, at: Option<u64>, last_live: Option<u64>) {
         self.position.store(at.unwrap_or(NONE), Relaxed);
         self.last_live.store(last_live.unwrap_or(NONE), Relaxed);
+    }
+
+    /// Whether the publisher is connected, told while the listener waits.
+    pub fn set_connected(&self, connected: bool) {
+        self.connected.store(connected, Relaxed);
+    }
+
+    /// Whether the listener waits, and without a connection.
+    pub fn waits_unconnected(&self) -> bool {
+        self.state() == ListenerState::Waiting && !self.connected.load(Relaxed)
     }
 
     pub fn set_lag(&self, lag: usize) {
@@ -194,13 +277,15 @@ impl Shared {
     pub fn status(&self) -> ListenerStatus {
         let number = |cell: &AtomicU64| Some(cell.load(Relaxed)).filter(|&value| value != NONE);
         let count = |count| self.own.count(count);
+        let (trust, trust_age) = self.trust();
         ListenerStatus {
             worker_id: self.source.worker_id,
             dp_rank: self.source.dp_rank,
             endpoint: self.source.endpoint.clone(),
             replay_endpoint: self.source.replay_endpoint.clone(),
             state: self.state(),
-            trust: if self.trust.load(Relaxed) == Trust::Full as u8 { Trust::Full } else { Trust::Partial },
+            trust,
+            trust_age_seconds: trust_age.as_secs_f64(),
             position: number(&self.position),
             last_live: number(&self.last_live),
             lag: self.lag(),

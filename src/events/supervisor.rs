@@ -3,7 +3,12 @@
 //! Invariants: attaching and detaching return at once; a listener that panics costs itself a pause, never another one
 //! or the process; after shutdown nothing runs.
 
-use std::{collections::BTreeMap, panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    panic::AssertUnwindSafe,
+    sync::Arc,
+    time::Duration,
+};
 
 use futures_util::FutureExt;
 use parking_lot::Mutex;
@@ -19,7 +24,8 @@ use super::{
     listener::{Listener, ListenerConfig},
     metrics,
     normalise::EventTarget,
-    status::{ListenerState, ListenerStatus, Shared},
+    status::{ListenerState, ListenerStatus, RankTrust, Shared},
+    takeover::{Seed, StreamCut, StreamKey, Takeover},
 };
 use crate::selection::ingest::{EventSink, EventSource, EventSources};
 
@@ -31,7 +37,7 @@ const STEADY: Duration = Duration::from_secs(60);
 pub struct ListenerSupervisor {
     runtime: Handle,
     config: Arc<ListenerConfig>,
-    gate: watch::Sender<bool>,
+    takeover: Arc<Takeover>,
     totals: Arc<Totals>,
     listeners: Arc<Mutex<Listeners>>,
     tasks: TaskTracker,
@@ -63,7 +69,7 @@ impl ListenerSupervisor {
         Self {
             runtime,
             config: Arc::new(config),
-            gate: watch::Sender::new(false),
+            takeover: Arc::new(Takeover::closed()),
             totals: Arc::default(),
             listeners: Arc::default(),
             tasks: TaskTracker::new(),
@@ -73,7 +79,42 @@ impl ListenerSupervisor {
 
     /// Lets listeners read, those of now and of later: start-up recovery is done.
     pub fn open(&self) {
-        self.gate.send_replace(true);
+        self.open_with(BTreeMap::new());
+    }
+
+    /// Only the listeners of `ranks`, which a peer's snapshot brings, wait any longer.
+    pub fn offer(&self, ranks: BTreeSet<StreamKey>) {
+        self.takeover.offer(ranks);
+    }
+
+    /// As [`Self::open`]; streams with a seed go on where a peer's snapshot was cut, those that are attached later too.
+    pub fn open_with(&self, seeds: BTreeMap<StreamKey, Seed>) {
+        self.takeover.open(seeds);
+    }
+
+    /// Forgets the seeds that no listener has taken, and says whose they were.
+    pub fn expire_seeds(&self) -> Vec<StreamKey> {
+        self.takeover.expire()
+    }
+
+    /// Whether some listener waits that is not connected yet.
+    pub fn any_waits_unconnected(&self) -> bool {
+        self.listeners.lock().values().any(|entry| entry.shared.waits_unconnected())
+    }
+
+    /// Where every stream stands. Each is looked at between two batches.
+    pub fn cuts(&self) -> BTreeMap<StreamKey, StreamCut> {
+        let listeners: Vec<_> =
+            self.listeners.lock().iter().map(|(key, entry)| (*key, Arc::clone(&entry.shared))).collect();
+        let cut = |(key, shared): (StreamKey, Arc<Shared>)| (key, shared.cut());
+        listeners.into_iter().map(cut).collect()
+    }
+
+    /// The incarnation of every stream, see [`StreamCut::incarnation`].
+    pub fn incarnations(&self) -> BTreeMap<StreamKey, u64> {
+        let listeners: Vec<_> =
+            self.listeners.lock().iter().map(|(key, entry)| (*key, Arc::clone(&entry.shared))).collect();
+        listeners.into_iter().map(|(key, shared)| (key, shared.stream.lock().incarnation)).collect()
     }
 
     /// All listeners, by worker and rank.
@@ -92,6 +133,15 @@ impl ListenerSupervisor {
             entry.shared.set_state(if paused { ListenerState::Paused } else { ListenerState::Connecting });
         }
         changed
+    }
+
+    /// How far each rank can be believed, by worker and rank.
+    pub fn trusts(&self) -> BTreeMap<StreamKey, RankTrust> {
+        let trust = |(key, entry): (&StreamKey, &Entry)| {
+            let (trust, age) = entry.shared.trust();
+            (*key, RankTrust { dp_rank: key.1, trust, trust_age_seconds: age.as_secs_f64() })
+        };
+        self.listeners.lock().iter().map(trust).collect()
     }
 
     /// Counts over all listeners, those that are gone included.
@@ -121,7 +171,7 @@ impl ListenerSupervisor {
         let shared = Arc::new(Shared::new(source, Arc::clone(&self.totals)));
         let stop = self.stop.child_token();
         let config = Arc::clone(&self.config);
-        let listener = Listener::new(Arc::clone(&shared), target, Arc::clone(&config), self.gate.subscribe());
+        let listener = Listener::new(Arc::clone(&shared), target, Arc::clone(&config), Arc::clone(&self.takeover));
         let former = {
             let mut listeners = self.listeners.lock();
             if self.stop.is_cancelled() {

@@ -16,6 +16,7 @@ use crate::{
         catalog::{CatalogError, SnapshotVersion},
         error::QueueRejection,
     },
+    service::exports::ExportError,
 };
 
 /// Body of every error.
@@ -89,6 +90,9 @@ pub enum ApiError {
     /// The peer to remove is not followed (404).
     #[error("peer not found")]
     UnknownPeer,
+    /// A chunk of an index snapshot cannot be had.
+    #[error(transparent)]
+    Export(#[from] ExportError),
     /// Start-up recovery is not over (503).
     #[error("start-up recovery is not complete")]
     Recovering,
@@ -118,7 +122,10 @@ impl ApiError {
             Self::Peer(_) => StatusCode::BAD_REQUEST,
             Self::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
             Self::ReplicaSyncDisabled => StatusCode::CONFLICT,
-            Self::Recovering => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Export(ExportError::NoPartition(_)) => StatusCode::NOT_FOUND,
+            Self::Export(ExportError::Gone) => StatusCode::GONE,
+            Self::Export(ExportError::Failed) => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::Recovering | Self::Export(ExportError::Busy) => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
 
@@ -145,6 +152,7 @@ impl ApiError {
             Self::Peer(PeerError::TooMany) => "too_many_peers",
             Self::Peer(_) => "peer_endpoint",
             Self::UnknownPeer => "unknown_peer",
+            Self::Export(error) => error.reason(),
             Self::Recovering => "recovering",
         }
     }

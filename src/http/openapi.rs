@@ -8,7 +8,9 @@ use utoipa::{
     openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme},
 };
 
-use super::routes::{catalog, indexer, indexer_face, inspection, peers, probes, reservations, selection, workers};
+use super::routes::{
+    catalog, index, indexer, indexer_face, inspection, peers, probes, reservations, selection, workers,
+};
 use crate::selection::worker::{KvTransferEnforcement, Lifecycle, WorkerRole};
 
 /// A worker as the catalog shows it: what was sent, not effective defaults. Absent values are null unless they say
@@ -93,6 +95,8 @@ pub(super) struct WorkerRecordSchema {
         indexer_face::reopen_logs,
         peers::status,
         peers::state,
+        index::summary,
+        index::chunk,
         probes::health,
         probes::ready,
         probes::livez,

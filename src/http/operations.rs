@@ -4,7 +4,7 @@
 use axum::http::Method;
 
 /// Method and path template of every operation, those of the hot path first.
-pub(super) const OPERATIONS: [(&str, &str); 38] = [
+pub(super) const OPERATIONS: [(&str, &str); 40] = [
     ("POST", "/select_and_reserve"),
     ("POST", "/reservations/{selection_id}/prefill_complete"),
     ("DELETE", "/reservations/{selection_id}"),
@@ -43,6 +43,8 @@ pub(super) const OPERATIONS: [(&str, &str); 38] = [
     ("POST", "/test/resume_listener"),
     ("GET", "/replica_sync/status"),
     ("GET", "/replica_sync/state"),
+    ("GET", "/replica_sync/index"),
+    ("GET", "/replica_sync/index/chunk"),
 ];
 
 /// One operation, or none of them. A label that is never built from what a client sends.

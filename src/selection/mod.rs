@@ -28,6 +28,7 @@ pub mod replication;
 pub mod request;
 pub mod sessions;
 mod slab;
+pub mod snapshot;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod worker;

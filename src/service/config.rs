@@ -1,6 +1,8 @@
 //! Settings of the service: those of the core, and where it starts from.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
+
+use zeroize::Zeroizing;
 
 use crate::{selection::SelectionConfig, telemetry::readiness::ReadyRequirements};
 
@@ -31,11 +33,39 @@ impl Default for ServiceConfig {
     }
 }
 
-/// How the index is filled from peers before the first selection (spec index 7).
+/// A bearer token for peers. Never printed, wiped on drop.
+#[derive(Clone)]
+pub struct PeerToken(Zeroizing<String>);
+
+impl PeerToken {
+    /// The token as it is sent.
+    pub fn new(token: Zeroizing<String>) -> Self {
+        Self(token)
+    }
+
+    pub(super) fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for PeerToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("PeerToken(redacted)")
+    }
+}
+
+/// How index and catalog are filled from peers before the first selection (spec index 7, design section 6).
 #[derive(Clone, Debug)]
 pub struct RecoveryConfig {
-    /// Base URLs, asked in order for `/dump`; the first usable answer wins. Empty = no recovery.
+    /// Base URLs of selectors or indexers; all are asked. Empty = no recovery.
     pub peers: Vec<String>,
+    /// What guards their catalog and peer routes; goes along with every question.
+    pub token: Option<PeerToken>,
+    /// Take a peer's catalog unless somebody applies one here before the peers have answered. Off where a source of
+    /// one's own is configured.
+    pub take_catalog: bool,
+    /// What was recovered for ranks that nobody has registered is forgotten after that long.
+    pub strangers_after: Duration,
     /// Pause before the first peer is asked, so that peers that start together have opened their ports.
     pub wait: Duration,
     /// Longest time to connect, to the first byte of an answer, and between two pieces of it.
@@ -50,6 +80,9 @@ impl Default for RecoveryConfig {
     fn default() -> Self {
         Self {
             peers: Vec::new(),
+            token: None,
+            take_catalog: true,
+            strangers_after: Duration::from_secs(600),
             wait: Duration::from_secs(1),
             timeout: Duration::from_secs(10),
             peer_deadline: Duration::from_secs(120),

@@ -5,8 +5,9 @@
 //! | `builder` | how a service is put together |
 //! | `verbs` | workers, selections, reservations, inspection |
 //! | `instances` | the standalone indexer's verbs |
-//! | `recovery` | filling the index from a peer at start |
-//! | `sources` | listeners, held back until that is over |
+//! | `recovery` | filling index and catalog from peers at start |
+//! | `exports` | snapshots of the index for peers that start |
+//! | `sources` | listeners, and what they wait for |
 //! | `tasks` | background tasks, watched |
 //! | `health` | whether the service is alive and ready |
 //! | `metrics` | what of it a scrape shows |
@@ -16,6 +17,7 @@
 
 mod builder;
 pub mod config;
+pub mod exports;
 mod health;
 mod instances;
 mod metrics;
@@ -25,6 +27,7 @@ mod tasks;
 mod verbs;
 
 use std::{
+    collections::BTreeMap,
     fmt,
     sync::{
         Arc,
@@ -34,7 +37,7 @@ use std::{
 };
 
 pub use builder::{BuildError, SelectionServiceBuilder};
-pub use config::{RecoveryConfig, ServiceConfig};
+pub use config::{PeerToken, RecoveryConfig, ServiceConfig};
 pub use health::{LivenessReport, ReadinessReport};
 pub use recovery::{PeerAttempt, RecoveryError, RecoveryReport};
 use sources::Sources;
@@ -42,7 +45,7 @@ use tasks::{Heartbeat, Tasks, panic_text};
 use tokio::{sync::watch, time::MissedTickBehavior};
 
 use crate::{
-    events::status::ListenerStatus,
+    events::status::{ListenerStatus, RankTrust},
     mesh::{BoundMesh, Mesh, MeshStatus},
     selection::{Clock, SelectionCore, SelectionError, config::ConfigError},
     telemetry::{
@@ -80,6 +83,8 @@ struct Shared {
     tasks: Arc<Tasks>,
     ticked: Heartbeat,
     panics: AtomicU64,
+    exports: exports::Exports,
+    late_peers: recovery::LatePeers,
     /// `Some` once start-up recovery is over.
     recovery: watch::Sender<Option<RecoveryReport>>,
 }
@@ -113,6 +118,8 @@ impl SelectionService {
             tasks: tasks.clone(),
             ticked: Heartbeat::new(),
             panics: AtomicU64::new(0),
+            exports: exports::Exports::default(),
+            late_peers: recovery::LatePeers::default(),
             recovery: watch::Sender::new(None),
         });
         metrics::register(&shared);
@@ -131,6 +138,11 @@ impl SelectionService {
         }
     }
 
+    /// Names selectors that start-up recovery asks too, beside the configured ones. `false` when it has asked already.
+    pub fn recover_from(&self, peers: impl IntoIterator<Item = String>) -> bool {
+        self.shared.late_peers.add(peers)
+    }
+
     /// Whether start-up recovery is over.
     pub fn is_recovered(&self) -> bool {
         self.shared.readiness.is_set(Condition::Index)
@@ -139,6 +151,12 @@ impl SelectionService {
     /// Listeners for KV events, by worker and rank; empty for a host with event sources of its own.
     pub fn listeners(&self) -> Vec<ListenerStatus> {
         self.shared.sources.statuses()
+    }
+
+    /// How far each rank's part of the index can be believed, by worker and rank; empty for a host with event sources of
+    /// its own.
+    pub fn trusts(&self) -> BTreeMap<(u64, u32), RankTrust> {
+        self.shared.sources.trusts()
     }
 
     /// The core, for hosts that need what no verb here offers.
@@ -203,6 +221,7 @@ async fn tick(shared: Arc<Shared>) {
     interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         interval.tick().await;
+        shared.exports.forget_idle();
         let round = shared.clone();
         let done = tokio::task::spawn_blocking(move || round.contain("tick", || round.core.tick())).await;
         if matches!(done, Ok(Ok(()))) {
@@ -213,10 +232,10 @@ async fn tick(shared: Arc<Shared>) {
 
 async fn recover(shared: Arc<Shared>) {
     if let Some(mesh) = &shared.mesh {
-        let _urls = mesh.first_contacts().await;
+        shared.late_peers.add(mesh.first_contacts().await);
     }
-    let report = recovery::recover(shared.core.clone(), shared.config.recovery.clone()).await;
-    shared.sources.release();
+    let recovery::Filled { report, held, seeds } = recovery::run(&shared).await;
+    shared.sources.release(seeds);
     shared.readiness.set(Condition::Index);
     shared.recovery.send_replace(Some(report));
     if let Some(mesh) = &shared.mesh {
@@ -225,13 +244,22 @@ async fn recover(shared: Arc<Shared>) {
     }
     shared.readiness.set(Condition::Peers);
     // The task stays until the word to stop: one that ends is dead.
+    if held.is_empty() {
+        return std::future::pending().await;
+    }
+    tokio::time::sleep(shared.config.recovery.strangers_after).await;
+    shared.sources.expire_seeds();
+    let core = shared.core.clone();
+    if tokio::task::spawn_blocking(move || core.forget_strangers(&held)).await.is_err() {
+        tracing::error!("what was recovered for unknown workers could not be forgotten");
+    }
     std::future::pending().await
 }
 
 /// Waits for the catalog where readiness does: load is taken over for ranks that are registered.
 async fn catalog_needed(shared: &Shared) {
     if shared.config.ready_requires.contains(Condition::Catalog) {
-        while !shared.core.catalog_applied() {
+        while !shared.readiness.is_set(Condition::Catalog) {
             tokio::time::sleep(CATALOG_POLL).await;
         }
     }

@@ -1,13 +1,23 @@
-//! Where KV events come from: listeners, or something of the host's. Both are held back until start-up recovery is
-//! over, so that a peer's dump never overwrites newer events (spec index 7).
+//! Where KV events come from: listeners, or something of the host's. Listeners connect at once, and what they receive
+//! waits until the recovery of their rank is over; what a host brings is held back until all of it is, so that a peer's
+//! dump never overwrites newer events (spec index 7).
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
 use crate::{
-    events::{counts::Totals, listener::ListenerConfig, status::ListenerStatus, supervisor::ListenerSupervisor},
+    events::{
+        counts::Totals,
+        listener::ListenerConfig,
+        status::{ListenerStatus, RankTrust},
+        supervisor::ListenerSupervisor,
+        takeover::{Seed, StreamCut, StreamKey},
+    },
     selection::ingest::{EventSink, EventSource, EventSources},
     telemetry::metrics::Metrics,
 };
@@ -36,10 +46,49 @@ impl Sources {
         }
     }
 
-    pub(super) fn release(&self) {
+    /// Only streams of `ranks` wait any longer.
+    pub(super) fn offer(&self, ranks: BTreeSet<StreamKey>) {
+        if let Self::Listeners(listeners) = self {
+            listeners.offer(ranks);
+        }
+    }
+
+    /// No stream waits any longer; those with a seed go on from it.
+    pub(super) fn release(&self, seeds: BTreeMap<StreamKey, Seed>) {
         match self {
-            Self::Listeners(listeners) => listeners.open(),
+            Self::Listeners(listeners) => listeners.open_with(seeds),
             Self::Host(held) => held.release(),
+        }
+    }
+
+    /// Forgets the seeds that no stream took.
+    pub(super) fn expire_seeds(&self) {
+        if let Self::Listeners(listeners) = self {
+            listeners.expire_seeds();
+        }
+    }
+
+    /// Whether some stream waits that is not connected yet.
+    pub(super) fn any_waits_unconnected(&self) -> bool {
+        match self {
+            Self::Listeners(listeners) => listeners.any_waits_unconnected(),
+            Self::Host(_) => false,
+        }
+    }
+
+    /// Where every stream stands.
+    pub(super) fn cuts(&self) -> BTreeMap<StreamKey, StreamCut> {
+        match self {
+            Self::Listeners(listeners) => listeners.cuts(),
+            Self::Host(_) => BTreeMap::new(),
+        }
+    }
+
+    /// What changes when a stream's blocks of before are forgotten.
+    pub(super) fn incarnations(&self) -> BTreeMap<StreamKey, u64> {
+        match self {
+            Self::Listeners(listeners) => listeners.incarnations(),
+            Self::Host(_) => BTreeMap::new(),
         }
     }
 
@@ -63,6 +112,14 @@ impl Sources {
         match self {
             Self::Listeners(listeners) => Some(listeners.totals()),
             Self::Host(_) => None,
+        }
+    }
+
+    /// How far each rank can be believed; empty for a host with event sources of its own.
+    pub(super) fn trusts(&self) -> BTreeMap<StreamKey, RankTrust> {
+        match self {
+            Self::Listeners(listeners) => listeners.trusts(),
+            Self::Host(_) => BTreeMap::new(),
         }
     }
 

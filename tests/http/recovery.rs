@@ -1,4 +1,5 @@
-//! Start-up recovery from peers that are good, bad or absent (spec index 7; B099, B100).
+//! Start-up recovery from peers without snapshots that are good, bad or absent (spec index 7; B099, B100). Those with
+//! snapshots are in `tests/warm_start`.
 
 use std::time::{Duration, Instant};
 
@@ -58,6 +59,7 @@ fn config(peers: &[String]) -> ServiceConfig {
         timeout: Duration::from_millis(500),
         peer_deadline: Duration::from_secs(5),
         max_bytes: 1 << 20,
+        ..RecoveryConfig::default()
     };
     ServiceConfig { selection: SelectionConfig::default(), recovery, ..ServiceConfig::default() }
 }

@@ -121,6 +121,10 @@ pub(super) struct RoutingArgs {
     /// How predicted blocks age, ttl or lru [DYN_ROUTER_APPROXIMATE_CACHE_POLICY, default: ttl]
     #[arg(long, value_name = "POLICY", value_parser = parse_cache_policy)]
     pub router_approximate_cache_policy: Option<ApproximateCachePolicy>,
+    /// Silence of an event stream, without even a heartbeat, after which its rank's cached blocks earn no credit, as
+    /// `30s`, `5m` or `1h` [default: never]
+    #[arg(long, env = "POINTSMAN_KV_STALE_AFTER", value_name = "DURATION", value_parser = duration)]
+    pub kv_stale_after: Option<std::time::Duration>,
     /// Prefill load, as a fraction of max_num_batched_tokens, from which requests wait [DYN_ROUTER_QUEUE_THRESHOLD,
     /// default: never]
     #[arg(long, value_name = "X")]
@@ -164,7 +168,8 @@ pub(super) struct TrackingArgs {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Other selectors")]
 pub(super) struct PeerArgs {
-    /// Base URLs of selectors or indexers whose index is taken over at start
+    /// Base URLs of selectors or indexers whose index is taken over at start, and whose catalog too while nobody applies
+    /// one here
     #[arg(long, env = "POINTSMAN_INDEXER_PEERS", value_name = "URL,...", value_delimiter = ',')]
     pub indexer_peers: Vec<String>,
     /// Port on which bookings and sessions are published to other selectors, on all interfaces [default: no replica
@@ -234,6 +239,24 @@ fn base_url(text: &str) -> Result<String, String> {
     match url.scheme() {
         "http" | "https" if url.has_host() => Ok(text.trim_end_matches('/').to_owned()),
         _ => Err("an http or https URL is expected".to_owned()),
+    }
+}
+
+/// Reads a span of time with its unit; a number alone is seconds. Zero is refused.
+fn duration(text: &str) -> Result<std::time::Duration, String> {
+    let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let scale = match unit {
+        "ms" => 0.001,
+        "" | "s" => 1.0,
+        "m" => 60.0,
+        "h" => 3600.0,
+        _ => return Err(format!("`{unit}` is no unit of time: use ms, s, m or h")),
+    };
+    let number: f64 = number.parse().map_err(|_| format!("`{text}` is no span of time, such as 30s"))?;
+    match std::time::Duration::try_from_secs_f64(number * scale) {
+        Ok(span) if span.is_zero() => Err("the span must be longer than zero".to_owned()),
+        other => other.map_err(|e| e.to_string()),
     }
 }
 

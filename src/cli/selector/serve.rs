@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
+use zeroize::Zeroizing;
 
 use super::{
     super::{
@@ -15,10 +16,11 @@ use super::{
     flags::{HttpArgs, SelectorArgs},
 };
 use crate::{
+    events::listener::ListenerConfig,
     http::{self, AdminToken, HttpConfig},
     mesh::{BoundMesh, MeshConfig},
     selection::SelectionConfig,
-    service::{RecoveryConfig, SelectionServiceBuilder, ServiceConfig},
+    service::{PeerToken, RecoveryConfig, SelectionServiceBuilder, ServiceConfig},
     telemetry::{
         readiness::{Condition, ReadyRequirements},
         shutdown::StopSignals,
@@ -39,14 +41,16 @@ pub(super) fn run(args: SelectorArgs, selection: SelectionConfig) -> Result<(), 
 
 async fn serve(args: SelectorArgs, selection: SelectionConfig) -> Result<(), CliError> {
     let mut signals = StopSignals::install().map_err(CliError::failed)?;
-    let http_config = http_config(&args.http)?;
-    let config = service_config(&args, selection);
+    let token = args.http.admin_token_file.as_deref().map(read_token).transpose()?;
+    let http_config = http_config(&args.http, token.as_deref().map(String::as_str));
+    let config = service_config(&args, selection, token);
+    let listeners = ListenerConfig { stale_after: args.routing.kv_stale_after, ..ListenerConfig::default() };
     log_settings(&args, &config, &http_config);
     let address = SocketAddr::new(args.http.host, args.http.port);
     let listener = TcpListener::bind(address)
         .await
         .map_err(|error| CliError::Failed(format!("cannot listen on {address}: {error}")))?;
-    let mut builder = SelectionServiceBuilder::new(config);
+    let mut builder = SelectionServiceBuilder::new(config).listeners(listeners);
     if let Some(port) = args.peers.replica_sync_port {
         let http_port = listener.local_addr().map_err(CliError::failed)?.port();
         let mesh = BoundMesh::bind(mesh_config(&args, port, http_port)?).await.map_err(CliError::failed)?;
@@ -86,6 +90,7 @@ fn log_settings(args: &SelectorArgs, config: &ServiceConfig, http: &HttpConfig) 
         selection = ?config.selection,
         recovery = ?config.recovery,
         ready_requires = %config.ready_requires,
+        kv_stale_after = ?args.routing.kv_stale_after,
         workers_file = ?args.workers.workers_file,
         catalog_name = args.workers.catalog_name,
         face = ?http.face,
@@ -97,16 +102,15 @@ fn log_settings(args: &SelectorArgs, config: &ServiceConfig, http: &HttpConfig) 
     }
 }
 
-fn http_config(args: &HttpArgs) -> Result<HttpConfig, CliError> {
+fn http_config(args: &HttpArgs, token: Option<&str>) -> HttpConfig {
     let env = Environment::new(&environment::process);
-    let token = args.admin_token_file.as_deref().map(read_token).transpose()?;
-    Ok(HttpConfig {
-        admin_token: token.and_then(|token| AdminToken::new(&token)),
+    HttpConfig {
+        admin_token: token.and_then(AdminToken::new),
         face: args.face,
         pause_routes: env.boolean("DYN_KV_INDEXER_TEST_ENDPOINTS").unwrap_or(false),
         shutdown_delay: args.shutdown_delay,
         ..HttpConfig::default()
-    })
+    }
 }
 
 fn mesh_config(args: &SelectorArgs, port: u16, http_port: u16) -> Result<MeshConfig, CliError> {
@@ -123,7 +127,7 @@ fn mesh_config(args: &SelectorArgs, port: u16, http_port: u16) -> Result<MeshCon
     })
 }
 
-fn service_config(args: &SelectorArgs, selection: SelectionConfig) -> ServiceConfig {
+fn service_config(args: &SelectorArgs, selection: SelectionConfig, token: Option<Zeroizing<String>>) -> ServiceConfig {
     let mut requires = ReadyRequirements::default();
     if args.workers.workers_file.is_some() {
         requires = requires.with(Condition::Catalog);
@@ -131,7 +135,13 @@ fn service_config(args: &SelectorArgs, selection: SelectionConfig) -> ServiceCon
     let peers = args.peers.indexer_peers.iter().map(|peer| peer.trim()).filter(|peer| !peer.is_empty());
     ServiceConfig {
         selection,
-        recovery: RecoveryConfig { peers: peers.map(str::to_owned).collect(), ..RecoveryConfig::default() },
+        recovery: RecoveryConfig {
+            peers: peers.map(str::to_owned).collect(),
+            // The selectors of one set have one token.
+            token: token.map(PeerToken::new),
+            take_catalog: args.workers.workers_file.is_none(),
+            ..RecoveryConfig::default()
+        },
         ready_requires: args.http.ready_requires.unwrap_or(requires),
         ..ServiceConfig::default()
     }

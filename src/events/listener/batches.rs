@@ -23,18 +23,22 @@ impl<T: EventTarget> Listener<T> {
     pub(super) fn apply(&mut self, seq: u64, mark: u64, payload: &[u8]) {
         if seq == 0 && self.position.at().is_none() {
             // The stream is known from its beginning.
-            self.set_trust(Trust::Full);
+            self.inherited = false;
+            self.set_trust(Trust::Complete);
         }
         self.position.advance(seq, mark);
         let mut tally = Tally::default();
         let outcome = SCRATCH.with_borrow_mut(|(batch, buffers)| {
+            let mut stream = self.shared.stream.lock();
+            stream.position = Some((seq, mark));
             batch.decode(payload)?;
-            Ok(apply(batch, payload, &mut self.memories, buffers, &self.target, &mut tally))
+            Ok(apply(batch, payload, &mut stream.memories, buffers, &self.target, &mut tally))
         });
         match outcome {
             Ok(applied) => {
                 if applied.cleared {
-                    self.set_trust(Trust::Full);
+                    self.inherited = false;
+                    self.set_trust(Trust::Complete);
                 }
                 if applied.lost {
                     self.set_trust(Trust::Partial);

@@ -19,6 +19,7 @@ use super::{
     },
     FIRST_RETRY, LAST_RETRY, Listener, describe, live_frames,
 };
+use crate::selection::ingest::Trust;
 
 /// What became of a replay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,6 +47,11 @@ impl<T: EventTarget> Listener<T> {
         if outcome.disconnected {
             self.adrift = true;
         } else if outcome.answered || outcome.needless {
+            if self.trust == Trust::Unknown && self.position.at().is_none() && !self.inherited && !outcome.needless {
+                // The publisher has published nothing.
+                self.set_trust(Trust::Complete);
+            }
+            self.heard();
             self.retry = FIRST_RETRY;
             self.owed = look_again.then(|| Instant::now() + self.config.second_look);
         } else {

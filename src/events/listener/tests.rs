@@ -5,6 +5,7 @@ mod gaps;
 mod joins;
 mod restarts;
 mod supervision;
+mod takeovers;
 
 use std::{sync::Arc, time::Duration};
 
@@ -72,6 +73,7 @@ fn config() -> ListenerConfig {
     config.transport.reconnect_max = Duration::from_millis(50);
     config.second_look = Duration::from_secs(3600);
     config.restart_min = Duration::from_millis(10);
+    config.on_the_way = Duration::from_millis(300);
     config
 }
 

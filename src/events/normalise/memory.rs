@@ -15,6 +15,9 @@ const MAX_GROUPS: usize = 1024;
 /// Salted blocks remembered for a rank, as many as the largest caches hold; about 100 MB when full.
 const MAX_SALTED: usize = 1 << 22;
 
+/// Salted blocks that a snapshot carries for one stream; a stream with more is learned by replay instead.
+const MAX_EXPORTED: usize = 1 << 18;
+
 /// The memories of every rank that one listener's batches named.
 #[derive(Debug, Default)]
 pub struct RankMemories {
@@ -33,6 +36,65 @@ impl RankMemories {
     /// Forgets all: the publisher restarted.
     pub fn forget(&mut self) {
         self.ranks = HashMap::new();
+    }
+
+    /// As bytes, for [`Self::read`]; `None` when that is more than a snapshot carries. For each rank, all little endian:
+    /// its number (4), the number of groups (4), each with its number (4) and whether it holds the main attention (1),
+    /// the number of salted blocks (4), each with name (8), salt (8) and flags (1).
+    pub fn write(&self) -> Option<Vec<u8>> {
+        let mut out = Vec::new();
+        let salted: usize = self.ranks.values().map(|memory| memory.salts.blocks.len()).sum();
+        if salted > MAX_EXPORTED {
+            return None;
+        }
+        for (rank, RankMemory { groups, salts }) in &self.ranks {
+            if groups.0.is_empty() && salts.blocks.is_empty() {
+                continue;
+            }
+            out.extend_from_slice(&rank.to_le_bytes());
+            out.extend_from_slice(&(groups.0.len() as u32).to_le_bytes());
+            for (group, attention) in &groups.0 {
+                out.extend_from_slice(&group.to_le_bytes());
+                out.push(u8::from(*attention == Attention::Main));
+            }
+            out.extend_from_slice(&(salts.blocks.len() as u32).to_le_bytes());
+            for (name, Salted { salt, flags }) in &salts.blocks {
+                out.extend_from_slice(&name.to_le_bytes());
+                out.extend_from_slice(&salt.to_le_bytes());
+                out.push(*flags);
+            }
+        }
+        Some(out)
+    }
+
+    /// What [`Self::write`] wrote; `None` for anything else.
+    pub fn read(mut bytes: &[u8]) -> Option<Self> {
+        fn take<const N: usize>(bytes: &mut &[u8]) -> Option<[u8; N]> {
+            let (head, rest) = bytes.split_first_chunk::<N>()?;
+            *bytes = rest;
+            Some(*head)
+        }
+        let mut read = Self::default();
+        while !bytes.is_empty() {
+            let memory = read.of(u32::from_le_bytes(take(&mut bytes)?))?;
+            let groups = u32::from_le_bytes(take(&mut bytes)?);
+            for _ in 0..groups {
+                let group = u32::from_le_bytes(take(&mut bytes)?);
+                let [main] = take(&mut bytes)?;
+                memory.groups.learn(group, if main != 0 { Attention::Main } else { Attention::Other });
+            }
+            let blocks = u32::from_le_bytes(take(&mut bytes)?);
+            for _ in 0..blocks {
+                let name = u64::from_le_bytes(take(&mut bytes)?);
+                let salt = u64::from_le_bytes(take(&mut bytes)?);
+                let [flags] = take(&mut bytes)?;
+                if memory.salts.blocks.len() >= MAX_SALTED {
+                    return None;
+                }
+                memory.salts.blocks.insert(name, Salted { salt, flags });
+            }
+        }
+        Some(read)
     }
 }
 

@@ -115,6 +115,11 @@ impl Connection {
         self.out.push_back(bytes);
     }
 
+    /// When bytes last came.
+    pub(super) fn last_received(&self) -> Instant {
+        self.heartbeat.last_received()
+    }
+
     /// Bytes not written yet.
     pub(super) fn unsent(&self) -> usize {
         self.out_bytes

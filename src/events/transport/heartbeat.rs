@@ -41,6 +41,11 @@ impl Heartbeat {
         self.unanswered_since = None;
     }
 
+    /// When bytes last came, or the connection was made.
+    pub(super) fn last_received(&self) -> Instant {
+        self.last_received
+    }
+
     /// What is due at `now`; `peer_ttl` is the silence the peer asked us to tolerate at most.
     pub(super) fn beat(&mut self, now: Instant, peer_ttl: Option<Duration>) -> Beat {
         let ttl_end = peer_ttl.map(|ttl| self.last_received + ttl);

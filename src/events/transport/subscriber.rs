@@ -1,9 +1,16 @@
 //! SUB: one endpoint, connected for ever.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use tokio::{
-    sync::Notify,
+    sync::{Notify, watch},
     time::{Instant, sleep},
 };
 use tokio_util::task::AbortOnDropHandle;
@@ -26,6 +33,17 @@ pub struct Subscriber {
 struct Shared {
     inbox: Inbox,
     reconnect: Notify,
+    connected: watch::Sender<bool>,
+    origin: Instant,
+    /// Milliseconds from the origin to the last bytes received.
+    heard: AtomicU64,
+}
+
+impl Shared {
+    fn heard_at(&self, at: Instant) {
+        let millis = at.saturating_duration_since(self.origin).as_millis();
+        self.heard.store(u64::try_from(millis).unwrap_or(u64::MAX), Relaxed);
+    }
 }
 
 impl Subscriber {
@@ -40,7 +58,13 @@ impl Subscriber {
     pub fn connect(endpoint: &str, topics: &[&[u8]], config: TransportConfig) -> Result<Self, TransportError> {
         let endpoint = Endpoint::parse(endpoint)?;
         let inbox = Inbox::new(config.queue_messages, config.queue_bytes);
-        let shared = Arc::new(Shared { inbox, reconnect: Notify::new() });
+        let shared = Arc::new(Shared {
+            inbox,
+            reconnect: Notify::new(),
+            connected: watch::Sender::new(false),
+            origin: Instant::now(),
+            heard: AtomicU64::new(0),
+        });
         let topics = topics.iter().map(|topic| topic.to_vec()).collect();
         let task = tokio::spawn(run(endpoint, topics, config, Arc::clone(&shared)));
         Ok(Self { shared, taken: VecDeque::new(), _task: AbortOnDropHandle::new(task) })
@@ -61,6 +85,16 @@ impl Subscriber {
     /// Ends the current connection and makes a new one at once.
     pub fn reconnect(&self) {
         self.shared.reconnect.notify_one();
+    }
+
+    /// Whether a connection is up, whatever of it was read.
+    pub fn connected(&self) -> watch::Receiver<bool> {
+        self.shared.connected.subscribe()
+    }
+
+    /// When the publisher last sent anything, answers to heartbeats included; the start before that.
+    pub fn heard(&self) -> Instant {
+        self.shared.origin + Duration::from_millis(self.shared.heard.load(Relaxed))
     }
 
     /// Messages received that nobody has read yet; events between them count too.
@@ -85,12 +119,14 @@ async fn run(endpoint: Endpoint, topics: Vec<Vec<u8>>, config: TransportConfig, 
             }
             connection.flush().await?;
             shared.inbox.push_change(SubscriberEvent::Connected);
-            read(&mut connection, &shared.inbox, &mut backoff).await
+            shared.connected.send_replace(true);
+            read(&mut connection, &shared, &mut backoff).await
         };
         let (error, asked) = tokio::select! {
             Err(error) = attempt => (error, false),
             () = shared.reconnect.notified() => (TransportError::Closed, true),
         };
+        shared.connected.send_replace(false);
         tracing::debug!(%endpoint, reason = error.reason(), %error, "subscription ended");
         shared.inbox.push_change(SubscriberEvent::Disconnected(error));
         if !asked {
@@ -105,7 +141,7 @@ async fn run(endpoint: Endpoint, topics: Vec<Vec<u8>>, config: TransportConfig, 
 /// Reads one connection to its end.
 async fn read(
     connection: &mut Connection,
-    inbox: &Inbox,
+    shared: &Shared,
     backoff: &mut Backoff,
 ) -> Result<std::convert::Infallible, TransportError> {
     let since = Instant::now();
@@ -121,7 +157,7 @@ async fn read(
             }
         };
         if !batch.is_empty() {
-            inbox.push_messages(&mut batch);
+            shared.inbox.push_messages(&mut batch);
             backoff.reset();
         }
         outcome?;
@@ -129,5 +165,6 @@ async fn read(
         // A publisher that may be idle for hours has still proved itself by staying.
         backoff.reset_after(since.elapsed());
         progress?;
+        shared.heard_at(connection.last_received());
     }
 }

@@ -6,8 +6,9 @@ use axum::{
     http::{HeaderValue, StatusCode, header},
     response::Response,
 };
+use serde::Serialize;
 
-use super::{App, FilterQuery, QueryResult, query, stream};
+use super::{App, FilterQuery, QueryResult, TrustQuery, query, stream};
 use crate::{
     events::status::ListenerStatus,
     http::{
@@ -16,7 +17,10 @@ use crate::{
         error::{ApiError, ErrorBody},
         reply,
     },
-    selection::request::{OverlapScores, PartitionLoads, RankLoadRow},
+    selection::{
+        ingest::Trust,
+        request::{OverlapRow, OverlapScores, PartitionLoads, RankLoadRow, SharedCacheReport},
+    },
 };
 
 /// Load of every rank now, by partition.
@@ -55,9 +59,29 @@ pub(in crate::http) async fn potential_loads(State(app): State<App>, request: Re
     Ok(reply::json(StatusCode::OK, &rows))
 }
 
-/// What every rank of a partition has cached of the prompt.
+/// A row with what is known of its rank's stream.
+#[derive(Serialize)]
+struct TrustedRow<'a> {
+    #[serde(flatten)]
+    row: &'a OverlapRow,
+    trust: Trust,
+    trust_age_seconds: Option<f64>,
+}
+
+/// The scores with rows of that kind.
+#[derive(Serialize)]
+struct TrustedScores<'a> {
+    block_size: u32,
+    num_blocks: u64,
+    workers: Vec<TrustedRow<'a>>,
+    shared_cache: &'a SharedCacheReport,
+}
+
+/// What every rank of a partition has cached of the prompt; with `trust=true` each row also has `trust` and
+/// `trust_age_seconds`.
 #[utoipa::path(
     post, path = "/overlap_scores", tag = "inspection",
+    params(TrustQuery),
     request_body = LoadQuery,
     responses(
         (status = 200, description = "A row a rank, sorted by worker and rank", body = OverlapScores),
@@ -66,9 +90,25 @@ pub(in crate::http) async fn potential_loads(State(app): State<App>, request: Re
         (status = 503, description = "Not ready", body = ErrorBody),
     ),
 )]
-pub(in crate::http) async fn overlap_scores(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
+pub(in crate::http) async fn overlap_scores(
+    State(app): State<App>,
+    shown: QueryResult<TrustQuery>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let TrustQuery { trust } = query(shown)?;
     let query = load_query(&app, request).await?;
     let scores = app.blocking(move |service| service.overlap_scores(&query.into())).await??;
+    if !trust {
+        return Ok(reply::json(StatusCode::OK, &scores));
+    }
+    let trusts = app.service().trusts();
+    let workers = scores.workers.iter().map(|row| {
+        let known = trusts.get(&(row.worker_id, row.dp_rank));
+        let trust = known.map_or(Trust::Unknown, |known| known.trust);
+        TrustedRow { row, trust, trust_age_seconds: known.map(|known| known.trust_age_seconds) }
+    });
+    let OverlapScores { block_size, num_blocks, ref shared_cache, .. } = scores;
+    let scores = TrustedScores { block_size, num_blocks, workers: workers.collect(), shared_cache };
     Ok(reply::json(StatusCode::OK, &scores))
 }
 

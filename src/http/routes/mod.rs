@@ -2,6 +2,7 @@
 //! method and path, path parameters, admin token, media type, size, syntax, shape, then the verb's own.
 
 pub(super) mod catalog;
+pub(super) mod index;
 pub(super) mod indexer;
 pub(super) mod indexer_face;
 pub(super) mod inspection;
@@ -142,6 +143,8 @@ pub(super) fn router(app: App, config: &HttpConfig) -> Router {
         .route("/replica_sync/peers", get(peers::list))
         .route("/replica_sync/status", get(peers::status))
         .route("/replica_sync/state", get(peers::state))
+        .route("/replica_sync/index", get(index::summary))
+        .route("/replica_sync/index/chunk", get(index::chunk))
         .fallback(async || ApiError::RouteNotFound.into_response())
         .method_not_allowed_fallback(async || ApiError::MethodNotAllowed.into_response())
         // Bodies are read by handlers, with limits of their own.
@@ -171,6 +174,15 @@ pub(super) struct FilterQuery {
     model_name: Option<String>,
     /// Routing group.
     routing_group: Option<String>,
+}
+
+/// Asks for what is known of the ranks' streams.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(super) struct TrustQuery {
+    /// Show how far each rank's part of the index can be believed.
+    #[serde(default)]
+    trust: bool,
 }
 
 impl From<FilterQuery> for PartitionFilter {

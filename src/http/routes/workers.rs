@@ -6,16 +6,22 @@ use axum::{
     response::Response,
 };
 
-use super::{App, FilterQuery, PathResult, QueryResult, path, query};
-use crate::http::{
-    body,
-    decode::{
-        decode,
-        workers::{WorkerPatchRequest, WorkerRequest},
+use serde::Serialize;
+
+use super::{App, FilterQuery, PathResult, QueryResult, TrustQuery, path, query};
+use crate::{
+    events::status::RankTrust,
+    http::{
+        body,
+        decode::{
+            decode,
+            workers::{WorkerPatchRequest, WorkerRequest},
+        },
+        error::{ApiError, ErrorBody},
+        openapi::WorkerRecordSchema,
+        reply,
     },
-    error::{ApiError, ErrorBody},
-    openapi::WorkerRecordSchema,
-    reply,
+    selection::worker::WorkerRecord,
 };
 
 /// Registers a worker, or replaces it whole. A record that lacks something is stored as `incomplete`, with reasons.
@@ -38,10 +44,19 @@ pub(in crate::http) async fn upsert(State(app): State<App>, request: Request) ->
     Ok(reply::json(StatusCode::CREATED, &*record))
 }
 
-/// All workers, sorted by model, group and id.
+/// A record with what is known of its ranks' streams.
+#[derive(Serialize)]
+struct TrustedRecord<'a> {
+    #[serde(flatten)]
+    record: &'a WorkerRecord,
+    trust: Vec<RankTrust>,
+}
+
+/// All workers, sorted by model, group and id; with `trust=true` each with a list `trust`, a row for each rank that has a
+/// stream.
 #[utoipa::path(
     get, path = "/workers", tag = "workers",
-    params(FilterQuery),
+    params(FilterQuery, TrustQuery),
     responses(
         (status = 200, description = "Records", body = Vec<WorkerRecordSchema>),
         (status = 400, description = "A parameter is repeated", body = ErrorBody),
@@ -50,11 +65,22 @@ pub(in crate::http) async fn upsert(State(app): State<App>, request: Request) ->
 pub(in crate::http) async fn list(
     State(app): State<App>,
     filter: QueryResult<FilterQuery>,
+    shown: QueryResult<TrustQuery>,
 ) -> Result<Response, ApiError> {
     let filter = query(filter)?.into();
-    app.blocking(move |service| service.workers(&filter).map(|records| reply::json(StatusCode::OK, &records)))
-        .await?
-        .map_err(ApiError::from)
+    let TrustQuery { trust } = query(shown)?;
+    app.blocking(move |service| {
+        let records = service.workers(&filter)?;
+        if !trust {
+            return Ok(reply::json(StatusCode::OK, &records));
+        }
+        let trusts = service.trusts();
+        let ranks = |id| trusts.range((id, 0)..=(id, u32::MAX)).map(|(_, trust)| *trust).collect();
+        let records: Vec<_> =
+            records.iter().map(|record| TrustedRecord { record, trust: ranks(record.request.worker_id) }).collect();
+        Ok(reply::json(StatusCode::OK, &records))
+    })
+    .await?
 }
 
 /// Changes fields of a worker: a present value replaces, an absent or null one keeps.

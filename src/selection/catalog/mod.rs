@@ -110,6 +110,31 @@ pub struct OwnerStatus {
     /// Why its source is behind, e.g. an invalid workers file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source_error: Option<String>,
+    /// `peer` while the records are as a peer told them at start, and no source has applied any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<OwnerSource>,
+}
+
+/// Who told the records of an owner, when that was not the owner's source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum OwnerSource {
+    /// A peer, at start.
+    Peer,
+}
+
+/// One owner's records as a peer has them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PeerCatalog {
+    /// The owner, `api` included.
+    pub owner: String,
+    /// In force there; kept.
+    pub version: SnapshotVersion,
+    /// In force there.
+    pub digest: String,
+    /// Its live records.
+    pub workers: Vec<DesiredWorker>,
 }
 
 /// `GET /catalog`.

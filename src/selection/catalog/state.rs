@@ -31,6 +31,8 @@ pub(in crate::selection) struct Catalog {
     pub(in crate::selection) draining: BTreeSet<u64>,
     /// Partitions that went away since the last look at `blocked`.
     pub(in crate::selection) freed: Vec<PartitionKey>,
+    /// Workers of the API came from a peer, and none was registered here since.
+    pub(in crate::selection) api_from_peer: bool,
     /// Ranks that listen to each event endpoint.
     streams: HashMap<String, u32>,
     gone: VecDeque<(Arc<str>, SnapshotVersion, String)>,
@@ -75,6 +77,8 @@ pub(in crate::selection) struct Owner {
     pub(in crate::selection) dirty: BTreeSet<u64>,
     /// Why its source is behind.
     pub(in crate::selection) source_error: Option<String>,
+    /// The records are a peer's word: the next snapshot replaces them whatever its digest.
+    pub(in crate::selection) from_peer: bool,
 }
 
 /// One desired record.

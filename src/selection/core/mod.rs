@@ -5,9 +5,10 @@
 //! | `workers` | registration of single workers |
 //! | `instances` | the standalone indexer's verbs |
 //! | `snapshots` | owners and their desired records |
+//! | `takeover` | a peer's catalog |
 //! | `upkeep` | periodic work |
 //! | `requests` | selections, reservations, lifecycle, inspection |
-//! | `recovery` | the dump of all partitions |
+//! | `recovery` | dumps and snapshots of indexes |
 //! | `replicas` | what other replicas tell, and what they are shown |
 //!
 //! Lock order: applying, catalog, then partition map or records, then one partition's state. Worker verbs serialise on
@@ -20,6 +21,7 @@ mod recovery;
 mod replicas;
 mod requests;
 mod snapshots;
+mod takeover;
 mod upkeep;
 mod workers;
 
@@ -41,6 +43,7 @@ use self::upkeep::Upkeep;
 
 pub use self::{
     bookings::{BookingEnd, BookingIndex, EndedBookings},
+    recovery::HeldRanks,
     replicas::{BookingSnapshot, EndedElsewhere, MergeReport, MirrorDrop, Mirrored, OriginDigest, PartitionDigests},
 };
 use super::{

@@ -254,7 +254,7 @@ impl SelectionCore {
         streams.values().for_each(|stream| stream.sink.close());
         partition.forget(worker_id, ranks.all());
         for rank in ranks.registered() {
-            partition.set_trust(WorkerWithDpRank::new(worker_id, rank), Trust::Full);
+            partition.set_trust(WorkerWithDpRank::new(worker_id, rank), Trust::Unknown);
         }
         for (rank, stream) in streams {
             catalog.remove_stream(&stream.source.endpoint);
@@ -266,7 +266,7 @@ impl SelectionCore {
     }
 
     /// Removes a partition without workers; its memory goes with the last request that still looks at it.
-    fn drop_if_empty(&self, partition: &PartitionRef) -> bool {
+    pub(super) fn drop_if_empty(&self, partition: &PartitionRef) -> bool {
         let empty = partition.has_no_worker();
         if empty {
             let mut partitions = self.partitions.write();

@@ -14,7 +14,7 @@ use super::SelectionCore;
 use crate::selection::{
     catalog::{
         API_OWNER, Catalog, CatalogDelta, CatalogError, CatalogReport, CatalogSnapshot, CatalogStatus, Desired,
-        DesiredWorker, OwnerStatus, SnapshotVersion, WorkerOutcome,
+        DesiredWorker, OwnerSource, OwnerStatus, SnapshotVersion, WorkerOutcome,
     },
     worker::{Lifecycle, WorkerState},
 };
@@ -48,7 +48,8 @@ impl SelectionCore {
             None => false,
         };
         let (name, state) = catalog.owner_mut(owner)?;
-        let known = !digest.is_empty() && state.digest == digest && !state.desired.is_empty() && !adopted;
+        let from_peer = std::mem::take(&mut state.from_peer);
+        let known = !digest.is_empty() && state.digest == digest && !state.desired.is_empty() && !adopted && !from_peer;
         (state.version, state.digest) = (version, digest);
         let mut removed = BTreeSet::new();
         let mut look_at: Vec<u64> = Vec::new();
@@ -79,7 +80,10 @@ impl SelectionCore {
         let _applying = self.applying.lock();
         let mut catalog = self.catalog.lock();
         check_version(&catalog, owner, version)?;
+        let word_of_peer = catalog.owners.get(owner).is_some_and(|state| state.from_peer);
         let current = catalog.in_force(owner).map_or("", |(_, digest)| digest);
+        // A peer's live records need not be all that its owner wants.
+        let current = if word_of_peer { "" } else { current };
         if current != base_digest || current.is_empty() {
             return Err(CatalogError::BaseMismatch { base: base_digest, current: current.to_owned() });
         }
@@ -104,11 +108,15 @@ impl SelectionCore {
             status.version = owner.version;
             status.digest.clone_from(&owner.digest);
             status.source_error.clone_from(&owner.source_error);
+            status.source = owner.from_peer.then_some(OwnerSource::Peer);
         }
         for entry in catalog.workers.values() {
             let status = owners.entry(&entry.record.owner).or_default();
             status.workers += 1;
             status.schedulable += u64::from(entry.record.is_schedulable());
+        }
+        if let Some(api) = owners.get_mut(API_OWNER) {
+            api.source = catalog.api_from_peer.then_some(OwnerSource::Peer);
         }
         let owners = owners.into_iter().map(|(name, status)| OwnerStatus { owner: name.to_owned(), ..status });
         CatalogStatus { instance_id: self.instance_id.clone(), owners: owners.collect() }
@@ -265,7 +273,7 @@ fn outcome(catalog: &Catalog, owner: &Arc<str>, worker_id: u64, wanted: &Desired
     WorkerOutcome { worker_id, lifecycle, reasons }
 }
 
-fn check_names(owner: &str, digest: &str) -> Result<(), CatalogError> {
+pub(super) fn check_names(owner: &str, digest: &str) -> Result<(), CatalogError> {
     let valid = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
     if owner.is_empty() || owner.len() > MAX_NAME_BYTES || !owner.bytes().all(valid) {
         let rule = "an owner's name is 1 to 256 letters, digits, `.`, `_` and `-`";

@@ -21,6 +21,7 @@ impl SelectionCore {
         request.check_limits().map_err(SelectionError::BadRequest)?;
         let mut catalog = self.catalog.lock();
         let owner = owner_of(&catalog, request.worker_id);
+        catalog.api_from_peer = false;
         let record = self.put(&mut catalog, Arc::new(request), WorkerState::Active, owner);
         self.changed_by_api(&mut catalog, &record);
         Ok(record)

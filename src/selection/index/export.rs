@@ -55,6 +55,8 @@ pub(super) struct Export {
     out: HashMap<u32, Out>,
     /// Chunks that come out next, the last one first.
     path: Vec<Step>,
+    /// Device blocks that no prompt can reach come out too.
+    unreachable: bool,
     /// Emitting passes that are over, and whether the one at work found anything.
     rounds: u32,
     found: bool,
@@ -69,6 +71,11 @@ struct Step {
 }
 
 impl Export {
+    /// An export that leaves out nothing.
+    pub(super) fn of_everything() -> Self {
+        Self { unreachable: true, ..Self::default() }
+    }
+
     /// Adds the next runs to `runs`. `false` when everything is out.
     pub(super) fn slice(&mut self, writer: &Writer, cx: Context<'_>, runs: &mut Vec<ExportedRun>) -> bool {
         let mut left = SLICE;
@@ -187,6 +194,13 @@ impl Export {
             if n > 0 {
                 reach.push((lane, n as u8));
                 from.emit(lane, DEVICE, mask(0, n as usize), runs);
+            }
+        }
+        if self.unreachable {
+            for lane in from.holders(DEVICE) {
+                let reached = reach.iter().find(|&&(known, _)| known == lane).map_or(0, |&(_, n)| usize::from(n));
+                let held = writer.holders.held(chunk, DEVICE, lane, cx);
+                from.emit(lane, DEVICE, held & !mask(0, reached), runs);
             }
         }
         for tier in 1..TIERS {

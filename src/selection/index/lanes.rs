@@ -5,7 +5,7 @@
 //! late as possible.
 #![allow(unsafe_code)]
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 
 use super::{
     Lane, LaneSet, MAX_LANES,
@@ -258,6 +258,8 @@ pub(super) struct Lanes {
     /// The same ranks in order: those of one worker stand together.
     ordered: BTreeSet<WorkerWithDpRank>,
     slots: HashMap<WorkerWithDpRank, u32>,
+    /// Ranks whose blocks readers must not see.
+    withheld: HashSet<WorkerWithDpRank>,
     /// Swept, longest ago first.
     free: VecDeque<u16>,
     /// A bit a retired lane that is not swept yet.
@@ -291,12 +293,28 @@ impl Lanes {
         self.states[lane as usize] = LaneState { rank: Some(rank), ..LaneState::default() };
         self.by_rank.insert(rank, lane);
         self.ordered.insert(rank);
-        let slot = self.slots.get(&rank).copied();
-        table.set(lane, Some(rank), slot);
-        if let Some(slot) = slot {
-            table.set_slot(slot, Some(lane));
-        }
+        self.show(rank, lane, table);
         Some(lane)
+    }
+
+    /// Shows readers whose the live `lane` is and its slot, or neither while the rank is withheld. `false` when there
+    /// can be no such slot.
+    fn show(&self, rank: WorkerWithDpRank, lane: u16, table: &LaneTable) -> bool {
+        let slot = self.slots.get(&rank).copied();
+        let shown = !self.withheld.contains(&rank);
+        if slot.is_some_and(|slot| !table.set_slot(slot, shown.then_some(lane))) {
+            return false;
+        }
+        table.set(lane, shown.then_some(rank), slot.filter(|_| shown));
+        true
+    }
+
+    /// Hides what a rank holds from readers, or shows it again; it is kept up to date meanwhile.
+    pub(super) fn withhold(&mut self, rank: WorkerWithDpRank, withhold: bool, table: &LaneTable) {
+        let changed = if withhold { self.withheld.insert(rank) } else { self.withheld.remove(&rank) };
+        if changed && let Some(lane) = self.get(rank) {
+            self.show(rank, lane, table);
+        }
     }
 
     /// Binds a slot to a rank that has a lane.
@@ -305,12 +323,12 @@ impl Lanes {
         if self.slots.get(&rank).is_some_and(|&old| old != slot) {
             self.unbind(rank, table);
         }
-        if !table.set_slot(slot, Some(lane)) {
-            return false;
-        }
         self.slots.insert(rank, slot);
-        table.set(lane, Some(rank), Some(slot));
-        true
+        let bound = self.show(rank, lane, table);
+        if !bound {
+            self.slots.remove(&rank);
+        }
+        bound
     }
 
     /// Forgets the slot of a rank.
@@ -318,7 +336,7 @@ impl Lanes {
         let Some(slot) = self.slots.remove(&rank) else { return };
         let lane = self.get(rank);
         if let Some(lane) = lane {
-            table.set(lane, Some(rank), None);
+            self.show(rank, lane, table);
         }
         // The slot may be bound to another rank by now.
         if table.lane_of_slot(slot).map(|lane| lane.0) == lane {

@@ -168,6 +168,16 @@ pub struct ExportedRun {
     pub blocks: Vec<StoredBlock>,
 }
 
+/// How far an export in pieces has come. It takes about 100 bytes a chunk shown.
+#[derive(Debug)]
+pub struct ExportCursor(Export);
+
+impl Default for ExportCursor {
+    fn default() -> Self {
+        Self(Export::of_everything())
+    }
+}
+
 /// Sizes of an index, for metrics.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct IndexStats {
@@ -341,6 +351,41 @@ impl PrefixIndex {
     /// `None` when the lane does not hold them all. Waits for the writer.
     pub fn names_of(&self, lane: Lane, locals: &[u64], seqs: &[u64], blocks: usize) -> Option<Vec<u64>> {
         self.write(|writer, cx| writer.names_of(lane.0, locals.get(..blocks)?, seqs.get(..blocks)?, cx))
+    }
+
+    /// Hides what `rank` holds from lookups and shows its slot no lane, or shows both again. It is kept up to date
+    /// meanwhile, over clears too, and exports show it.
+    pub fn withhold(&self, rank: WorkerWithDpRank, withhold: bool) {
+        self.write(|writer, cx| writer.lanes.withhold(rank, withhold, &cx.shared.lanes));
+    }
+
+    /// Ranks that hold anything, with the number of blocks in all tiers; in no order.
+    pub fn ranks(&self) -> Vec<(WorkerWithDpRank, u64)> {
+        self.write(|writer, _| {
+            let held = |(rank, lane): (WorkerWithDpRank, u16)| {
+                let state = &writer.lanes.states[lane as usize];
+                let waiting = state.waiting.as_deref().map_or(0, |waiting| waiting.held().iter().skip(1).sum());
+                (rank, state.blocks.iter().sum::<u64>() + waiting)
+            };
+            writer.lanes.ranks().map(held).filter(|&(_, blocks)| blocks > 0).collect()
+        })
+    }
+
+    /// Goes on with an export that shows everything held, device blocks that no prompt can reach included: these come
+    /// without their parent. Visits about `blocks` blocks; `false` when everything was shown. The mutex is released
+    /// between slices.
+    pub fn export_more(&self, cursor: &mut ExportCursor, blocks: usize, visit: &mut dyn FnMut(ExportedRun)) -> bool {
+        let mut runs = Vec::new();
+        let mut shown = 0;
+        while shown < blocks {
+            let more = self.write(|writer, cx| cursor.0.slice(writer, cx, &mut runs));
+            shown += runs.iter().map(|run| run.blocks.len()).sum::<usize>();
+            runs.drain(..).for_each(&mut *visit);
+            if !more {
+                return false;
+            }
+        }
+        true
     }
 
     /// Visits all that is held but device blocks no prompt can reach, parents before children within the device tier.

@@ -41,6 +41,12 @@ impl Partition {
         self.state.lock().workers.keys().chain(&*self.indexed_only.lock()).all(|&id| id == worker_id)
     }
 
+    /// Whether a worker that joined has the rank, or one is indexed that did not join.
+    pub fn has_rank(&self, rank: WorkerWithDpRank) -> bool {
+        self.state.lock().workers.get(&rank.worker_id).is_some_and(|facts| facts.ranks.contains(&rank.dp_rank))
+            || self.indexed_only.lock().contains(&rank.worker_id)
+    }
+
     /// Whether nobody joined and nobody is indexed.
     pub(in crate::selection) fn has_no_worker(&self) -> bool {
         self.state.lock().workers.is_empty() && self.indexed_only.lock().is_empty()

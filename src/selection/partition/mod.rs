@@ -62,8 +62,8 @@ pub struct Partition {
     strangers: AtomicBool,
     /// Workers whose cache is indexed and who did not join.
     indexed_only: Mutex<BTreeSet<u64>>,
-    /// Ranks that are not fully trusted.
-    distrusted: Mutex<HashMap<WorkerWithDpRank, Trust>>,
+    /// What listeners say of their ranks; absent = unknown.
+    trust: Mutex<HashMap<WorkerWithDpRank, Trust>>,
     health: Arc<Health>,
     state: Mutex<PartitionState>,
 }
@@ -123,7 +123,7 @@ impl Partition {
             traits: OnceLock::new(),
             schedulable: AtomicU64::new(0),
             indexed_only: Mutex::default(),
-            distrusted: Mutex::default(),
+            trust: Mutex::default(),
             state: Mutex::new(PartitionState::new(scope, config, Arc::clone(policies), Arc::clone(&health))),
             health,
             key,
@@ -147,7 +147,7 @@ impl Partition {
 
     /// How far the blocks indexed for `rank` can be believed.
     pub fn trust(&self, rank: WorkerWithDpRank) -> Trust {
-        self.distrusted.lock().get(&rank).copied().unwrap_or_default()
+        self.trust.lock().get(&rank).copied().unwrap_or_default()
     }
 
     /// Panics contained since the partition exists.
@@ -213,11 +213,15 @@ impl Partition {
     }
 
     pub(super) fn set_trust(&self, rank: WorkerWithDpRank, trust: Trust) {
-        let mut distrusted = self.distrusted.lock();
-        match trust {
-            Trust::Full => distrusted.remove(&rank),
-            Trust::Partial => distrusted.insert(rank, trust),
+        let mut known = self.trust.lock();
+        let before = match trust {
+            Trust::Unknown => known.remove(&rank),
+            _ => known.insert(rank, trust),
         };
+        // Under the lock, so that the index shows what was said last.
+        if (before == Some(Trust::Stale)) != (trust == Trust::Stale) {
+            self.health.contain(|| self.index.primary().withhold(rank, trust == Trust::Stale));
+        }
     }
 
     /// A dump is stored into the index.

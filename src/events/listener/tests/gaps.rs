@@ -42,7 +42,7 @@ async fn a_gap_without_replay_leaves_the_blocks_and_lowers_trust() {
     // A lower number that comes on the same connection is a restart, whatever was lost.
     publisher.send(0, &link(500, 500, 2));
     rig.position(0).await;
-    assert_eq!((rig.depth(100, 1), rig.depth(500, 1), rig.status().trust), (0, 1, Trust::Full));
+    assert_eq!((rig.depth(100, 1), rig.depth(500, 1), rig.status().trust), (0, 1, Trust::Complete));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -61,7 +61,7 @@ async fn a_gap_that_a_ring_cannot_fill_is_rebuilt_from_what_it_gives() {
     publisher.send(7, &link(507, 504, 1));
     rig.position(7).await;
     assert_eq!((rig.depth(100, 2), rig.depth(504, 4)), (0, 4));
-    assert_eq!((rig.status().unfilled_gaps, rig.status().trust), (1, Trust::Partial));
+    assert_eq!((rig.status().unfilled_gaps, rig.status().trust), (1, Trust::Replayed));
     assert_eq!(rig.target.said.lock().resets, 1);
     for seq in 8..108 {
         publisher.send(seq, &pack(&json!([1.5, [], 0])));
@@ -202,7 +202,7 @@ async fn what_our_own_queue_lost_comes_by_replay() {
     assert_eq!(rig.depth(100, LEN), LEN);
     let status = rig.status();
     assert!(status.dropped["overflow"] > 0, "{status:?}");
-    assert_eq!((status.unfilled_gaps, status.trust), (0, Trust::Full));
+    assert_eq!((status.unfilled_gaps, status.trust), (0, Trust::Complete));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -249,7 +249,7 @@ async fn what_a_lost_connection_leaves_open_is_filled_by_the_next() {
         let publisher = Publisher::bind_at(&endpoint);
         rig.position(6).await;
         let status = rig.status();
-        assert_eq!((rig.depth(100, 7), status.unfilled_gaps, status.trust), (7, 0, Trust::Full), "{followed}");
+        assert_eq!((rig.depth(100, 7), status.unfilled_gaps, status.trust), (7, 0, Trust::Complete), "{followed}");
         drop(publisher);
     }
 }

@@ -16,7 +16,7 @@ async fn a_late_listener_learns_what_an_idle_engine_holds() {
     assert_eq!(rig.depth(100, 21), 21);
     let status = rig.status();
     assert_eq!((status.gaps, status.replays, status.replayed_batches), (0, 1, 20));
-    assert_eq!((status.trust, status.state), (Trust::Full, ListenerState::Live));
+    assert_eq!((status.trust, status.state), (Trust::Complete, ListenerState::Live));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -31,7 +31,7 @@ async fn a_late_listener_without_replay_takes_what_comes() {
     // Whatever was missed before a clear no longer matters.
     publisher.send(42, &pack(&json!([1.5, [["AllBlocksCleared"]], null])));
     rig.position(42).await;
-    assert_eq!((rig.depth(100, 1), rig.status().trust), (0, Trust::Full));
+    assert_eq!((rig.depth(100, 1), rig.status().trust), (0, Trust::Complete));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -44,7 +44,7 @@ async fn a_publisher_may_start_long_after_its_listener() {
     publisher.subscribed().await;
     publisher.send(0, &link(100, 100, 1));
     rig.position(0).await;
-    assert_eq!((rig.depth(100, 1), rig.status().trust), (1, Trust::Full));
+    assert_eq!((rig.depth(100, 1), rig.status().trust), (1, Trust::Complete));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -119,7 +119,7 @@ async fn batches_published_while_away_come_by_replay() {
     rig.position(9).await;
     assert_eq!(rig.depth(100, 10), 10);
     let status = rig.status();
-    assert_eq!((status.publisher_restarts, status.gaps, status.trust), (0, 0, Trust::Full));
+    assert_eq!((status.publisher_restarts, status.gaps, status.trust), (0, 0, Trust::Complete));
     assert_eq!(replay.ring.lock().starts(), [0, 3], "the newest known batch is asked for again, as proof");
     drop(publisher);
 }

@@ -24,7 +24,7 @@ async fn a_restarted_engine_without_replay_is_noticed_by_its_first_batch() {
     publisher.send(1, &link(901, 900, 2));
     rig.position(1).await;
     let status = rig.status();
-    assert_eq!((rig.depth(900, 2), status.publisher_restarts, status.trust), (2, 1, Trust::Full));
+    assert_eq!((rig.depth(900, 2), status.publisher_restarts, status.trust), (2, 1, Trust::Complete));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -59,7 +59,7 @@ async fn an_engine_that_restarted_idle_is_noticed_by_its_short_ring() {
     assert_eq!(rig.status().publisher_restarts, 1);
     publisher.send(0, &link(900, 900, 2));
     rig.position(0).await;
-    assert_eq!((rig.depth(900, 1), rig.status().trust), (1, Trust::Full));
+    assert_eq!((rig.depth(900, 1), rig.status().trust), (1, Trust::Complete));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -77,7 +77,7 @@ async fn an_engine_that_restarted_and_went_on_is_exact_again_at_once() {
         rig.position(u64::from(new) - 1).await;
         until("the state settled", || rig.status().state == ListenerState::Live).await;
         assert_eq!((rig.depth(100, 1), rig.depth(900, new)), (0, new), "{new}");
-        assert_eq!((rig.status().publisher_restarts, rig.status().trust), (1, Trust::Full), "{new}");
+        assert_eq!((rig.status().publisher_restarts, rig.status().trust), (1, Trust::Complete), "{new}");
         publisher.subscribed().await;
         let next = history(900, new + 1).pop().unwrap();
         publisher.send(next.0, &next.1);
@@ -105,7 +105,7 @@ async fn a_restart_seen_live_is_rebuilt_by_replay() {
     rig.position(4).await;
     until("the state settled", || rig.status().state == ListenerState::Live).await;
     assert_eq!((rig.depth(100, 1), rig.depth(900, 5)), (0, 5));
-    assert_eq!((rig.status().publisher_restarts, rig.status().trust), (1, Trust::Full));
+    assert_eq!((rig.status().publisher_restarts, rig.status().trust), (1, Trust::Complete));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -119,7 +119,7 @@ async fn a_ring_that_moved_on_proves_nothing() {
     let publisher = Publisher::bind_at(&endpoint);
     rig.position(24).await;
     assert_eq!((rig.depth(100, 1), rig.depth(920, 5)), (0, 5));
-    assert_eq!(rig.status().trust, Trust::Partial);
+    assert_eq!(rig.status().trust, Trust::Replayed);
     drop(publisher);
 }
 

@@ -5,6 +5,7 @@ mod instances;
 mod panics;
 mod partitions;
 mod snapshots;
+mod snapshots_of_index;
 mod streams;
 mod upkeep;
 

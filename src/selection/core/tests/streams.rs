@@ -160,16 +160,16 @@ fn reset_empties_what_the_stream_wrote_and_trust_is_by_rank() {
     let partition = f.core.partition("m", "default").unwrap();
     first.set_trust(Trust::Partial);
     assert_eq!(partition.trust(WorkerWithDpRank::new(1, 0)), Trust::Partial);
-    assert_eq!(partition.trust(WorkerWithDpRank::new(1, 1)), Trust::Full);
+    assert_eq!(partition.trust(WorkerWithDpRank::new(1, 1)), Trust::Unknown);
     first.reset();
     assert_eq!(f.cached("m", (1, 0), &[1]), Some(0));
     assert_eq!(f.cached("m", (1, 5), &[1]), None);
     assert_eq!(f.cached("m", (1, 1), &[1]), Some(1));
-    first.set_trust(Trust::Full);
-    assert_eq!(partition.trust(WorkerWithDpRank::new(1, 0)), Trust::Full);
+    first.set_trust(Trust::Unknown);
+    assert_eq!(partition.trust(WorkerWithDpRank::new(1, 0)), Trust::Unknown);
     first.set_trust(Trust::Partial);
     f.patch(1, json!({"kv_events_endpoints": {"0": "tcp://w1:9", "1": "tcp://w1:1"}}));
-    assert_eq!(partition.trust(WorkerWithDpRank::new(1, 0)), Trust::Full, "a new listener starts trusted");
+    assert_eq!(partition.trust(WorkerWithDpRank::new(1, 0)), Trust::Unknown, "a new listener knows nothing");
 }
 
 #[test]
