@@ -22,7 +22,7 @@ use super::{
     repair::Wanted,
     wire::{
         MESH_TOPIC, SESSION_TOPIC, SLOT_TOPIC,
-        beacon::{Beacon, Ended, Envelope, MeshDecodeError},
+        beacon::{Beacon, Envelope, MeshDecodeError, Missed},
         decode_session, decode_slot,
     },
 };
@@ -30,7 +30,7 @@ use crate::{
     events::transport::{Message, Subscriber, SubscriberEvent},
     selection::{
         PartitionKey, WorkerWithDpRank,
-        core::{EndedElsewhere, Mirrored},
+        core::{Mirrored, MissedCall},
         replication::{BookingChange, RouterId},
     },
 };
@@ -332,19 +332,20 @@ fn mesh(peers: &Peers, followed: &Arc<Followed>, payload: &[u8]) -> Result<bool,
     if let Some(beacon) = envelope.beacon {
         hear(peers, followed, envelope.router_id, envelope.version, beacon);
     }
-    match envelope.ended {
+    match envelope.missed {
         Some(_) if envelope.router_id == peers.outlet.router_id() => Err(Drop::Own),
-        Some(ended) => Ok(peers.core.end_elsewhere(&elsewhere(ended))),
+        Some(missed) => Ok(peers.core.catch_up(&call(missed))),
         None => Ok(false),
     }
 }
 
-fn elsewhere(ended: Ended) -> EndedElsewhere {
-    EndedElsewhere {
-        partition: PartitionKey::new(ended.model_name, ended.routing_group),
-        selection_id: Arc::from(ended.selection_id),
-        rank: WorkerWithDpRank::new(ended.worker_id, ended.dp_rank),
-        ago: Duration::from_nanos(ended.ago),
+fn call(missed: Missed) -> MissedCall {
+    MissedCall {
+        partition: PartitionKey::new(missed.model_name, missed.routing_group),
+        selection_id: Arc::from(missed.selection_id),
+        rank: WorkerWithDpRank::new(missed.worker_id, missed.dp_rank),
+        freed: missed.freed,
+        age: Duration::from_nanos(missed.age),
     }
 }
 

@@ -19,7 +19,7 @@ use super::{
     MeshConfig,
     peers::Peers,
     wire::{
-        beacon::{Beacon, Ended, Envelope, MAX_ORIGINS, MAX_PARTITIONS, OriginState, PartitionState},
+        beacon::{Beacon, Envelope, MAX_ORIGINS, MAX_PARTITIONS, Missed, OriginState, PartitionState},
         encode_session, encode_slot,
     },
 };
@@ -27,7 +27,7 @@ use crate::{
     events::transport::{Publisher, PublisherStats},
     selection::{
         SelectionCore,
-        core::{EndedElsewhere, OriginDigest, PartitionDigests},
+        core::{MissedCall, OriginDigest, PartitionDigests},
         replication::{BookingEvent, ReplicaOutlet, RouterId, SessionEvent},
     },
 };
@@ -177,18 +177,19 @@ impl Outlet {
         }
     }
 
-    /// Tells whoever still has a booking that a call ended it here.
-    pub(super) fn tell_ended(&self, ended: &EndedElsewhere) {
-        let ended = Ended {
-            model_name: ended.partition.model_name.to_string(),
-            routing_group: ended.partition.routing_group.to_string(),
-            selection_id: ended.selection_id.to_string(),
-            worker_id: ended.rank.worker_id,
-            dp_rank: ended.rank.dp_rank,
-            ago: u64::try_from(ended.ago.as_nanos()).unwrap_or(u64::MAX),
+    /// Tells whoever missed it of a call that came here.
+    pub(super) fn tell_missed(&self, call: &MissedCall) {
+        let missed = Missed {
+            model_name: call.partition.model_name.to_string(),
+            routing_group: call.partition.routing_group.to_string(),
+            selection_id: call.selection_id.to_string(),
+            worker_id: call.rank.worker_id,
+            dp_rank: call.rank.dp_rank,
+            freed: call.freed,
+            age: u64::try_from(call.age.as_nanos()).unwrap_or(u64::MAX),
         };
         let _order = self.order.lock();
-        self.publisher.publish(Envelope::ended(self.router_id, ended).encode());
+        self.publisher.publish(Envelope::missed(self.router_id, missed).encode());
     }
 
     /// A last beacon, then waits until everything is with the kernel.

@@ -27,7 +27,7 @@ use crate::{
 /// Most endpoints followed.
 const MAX_PEERS: usize = 4096;
 /// A replica that sent no beacon for this many intervals is not heard any more.
-pub(super) const MISSED_BEACONS: u32 = 6;
+pub(super) const MISSED_BEACONS: u32 = 4;
 
 /// Why a peer cannot be followed.
 #[derive(Debug, thiserror::Error)]

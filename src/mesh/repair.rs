@@ -39,7 +39,7 @@ const MAX_WANTED: usize = 1024;
 const STALL: Duration = Duration::from_secs(5);
 /// Most bookings taken from one answer.
 const MAX_BOOKINGS: usize = 10_000_000;
-/// Most ended bookings a peer is told of after one answer; the next answer brings the rest.
+/// Most calls a peer is told of after one answer; the next answer brings the rest.
 const MAX_TOLD: usize = 10_000;
 
 /// Questions that wait.
@@ -246,11 +246,11 @@ async fn mend(
     let core = Arc::clone(&peers.core);
     // Only its maker knows that a booking is over.
     let authority = origin.filter(|_| origin == speaker && since.is_none());
-    let (key, own) = (key.clone(), peers.outlet.router_id());
-    let merged = tokio::task::spawn_blocking(move || merge(&core, &key, state, asked, authority, own)).await;
+    let (key, from, own) = (key.clone(), speaker.unwrap_or_default(), peers.outlet.router_id());
+    let merged = tokio::task::spawn_blocking(move || merge(&core, &key, state, asked, authority, from, own)).await;
     let report = merged.unwrap_or_default();
-    for ended in report.ended_here.iter().take(MAX_TOLD) {
-        peers.outlet.tell_ended(ended);
+    for call in report.missed.iter().take(MAX_TOLD) {
+        peers.outlet.tell_missed(call);
     }
     Ok(report)
 }
@@ -261,13 +261,14 @@ fn merge(
     state: State,
     asked: Moment,
     authority: Option<RouterId>,
+    from: RouterId,
     own: RouterId,
 ) -> MergeReport {
     let mut report = MergeReport::default();
     let live: HashSet<Arc<str>> = state.bookings.iter().map(|booking| Arc::clone(&booking.selection_id)).collect();
     // What this process made it knows best.
     let bookings = state.bookings.into_iter().filter(|booking| booking.origin != own).collect();
-    core.merge_bookings(key, bookings, &mut report);
+    core.merge_bookings(key, from, bookings, &mut report);
     if let Some(origin) = authority {
         core.end_absent(key, origin, asked, &live, &mut report);
     }

@@ -42,7 +42,7 @@ pub enum PeerState {
     Connecting,
     /// Connected; a replica of ours has been heard lately.
     Connected,
-    /// Connected, and a replica of ours has not been heard for six beacons.
+    /// Connected, and a replica of ours has not been heard for four beacons.
     Silent,
 }
 

@@ -24,7 +24,7 @@ pub(in crate::mesh) struct Envelope {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(in crate::mesh) beacon: Option<Beacon>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(in crate::mesh) ended: Option<Ended>,
+    pub(in crate::mesh) missed: Option<Missed>,
 }
 
 /// A replica lives, and this is where it stands.
@@ -84,16 +84,18 @@ impl OriginState {
     }
 }
 
-/// A call ended a booking that the receiver still has.
+/// A call that the receiver may have missed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(in crate::mesh) struct Ended {
+pub(in crate::mesh) struct Missed {
     pub(in crate::mesh) model_name: String,
     pub(in crate::mesh) routing_group: String,
     pub(in crate::mesh) selection_id: String,
     pub(in crate::mesh) worker_id: u64,
     pub(in crate::mesh) dp_rank: u32,
-    /// Nanoseconds ago, when this was sent.
-    pub(in crate::mesh) ago: u64,
+    /// The call ended the booking; otherwise its prefill is done.
+    pub(in crate::mesh) freed: bool,
+    /// It concerns bookings at least this old, in nanoseconds.
+    pub(in crate::mesh) age: u64,
 }
 
 /// Why a message on our own topic is not read.
@@ -115,11 +117,11 @@ struct VersionOnly {
 
 impl Envelope {
     pub(in crate::mesh) fn beacon(router_id: u64, beacon: Beacon) -> Self {
-        Self { version: WIRE_VERSION, router_id, beacon: Some(beacon), ended: None }
+        Self { version: WIRE_VERSION, router_id, beacon: Some(beacon), missed: None }
     }
 
-    pub(in crate::mesh) fn ended(router_id: u64, ended: Ended) -> Self {
-        Self { version: WIRE_VERSION, router_id, beacon: None, ended: Some(ended) }
+    pub(in crate::mesh) fn missed(router_id: u64, missed: Missed) -> Self {
+        Self { version: WIRE_VERSION, router_id, beacon: None, missed: Some(missed) }
     }
 
     pub(in crate::mesh) fn encode(&self) -> Message {

@@ -295,10 +295,10 @@ impl BookingIndex {
         self.shards[number].lock().recent.take_early(id, rank, now)
     }
 
-    /// When a call ended the last booking of `id` on `rank` here, if that was lately.
-    pub(super) fn ended_by_call(&self, id: &str, rank: WorkerWithDpRank, now: Moment) -> Option<Moment> {
+    /// When the last booking of `id` on `rank` ended here, if that was lately, and whether a call ended it.
+    pub(super) fn ended_lately(&self, id: &str, rank: WorkerWithDpRank, now: Moment) -> Option<(Moment, bool)> {
         let (_, number) = self.shard(id);
-        self.shards[number].lock().recent.ended_by_call(id, rank, now)
+        self.shards[number].lock().recent.ended_lately(id, rank, now)
     }
 
     /// Forgets what was remembered long enough.

@@ -44,7 +44,7 @@ use self::upkeep::Upkeep;
 pub use self::{
     bookings::{BookingEnd, BookingIndex, EndedBookings},
     recovery::HeldRanks,
-    replicas::{BookingSnapshot, EndedElsewhere, MergeReport, MirrorDrop, Mirrored, OriginDigest, PartitionDigests},
+    replicas::{BookingSnapshot, MergeReport, MirrorDrop, Mirrored, MissedCall, OriginDigest, PartitionDigests},
 };
 use super::{
     catalog::Catalog,

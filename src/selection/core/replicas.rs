@@ -14,7 +14,7 @@ mod tests;
 
 use std::{sync::Arc, time::Duration};
 
-pub use self::state::{BookingSnapshot, EndedElsewhere, MergeReport, OriginDigest, PartitionDigests};
+pub use self::state::{BookingSnapshot, MergeReport, MissedCall, OriginDigest, PartitionDigests};
 use super::{
     BookingEnd, SelectionCore,
     bookings::{Early, Held, LiveBooking},

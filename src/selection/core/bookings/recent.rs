@@ -18,6 +18,8 @@ const EARLY_FOR: Duration = Duration::from_secs(10);
 const ENDED_FOR: Duration = Duration::from_secs(60);
 /// Most ids a shard remembers; 64 shards.
 const MOST: usize = 4096;
+/// Ranks that early calls for one id may name, and none.
+const MOST_RANKS: usize = 4;
 
 /// Calls that came before their booking.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,10 +34,18 @@ pub(in crate::selection::core) struct Early {
     pub(in crate::selection::core) rank: Option<WorkerWithDpRank>,
 }
 
+impl Early {
+    fn add(&mut self, other: Self) {
+        self.freed |= other.freed;
+        self.prefill_completed |= other.prefill_completed;
+        self.is_local |= other.is_local;
+    }
+}
+
 #[derive(Debug)]
 enum Memory {
     Ended { rank: WorkerWithDpRank, by_call: bool },
-    Early(Early),
+    Early(Vec<Early>),
 }
 
 #[derive(Debug, Default)]
@@ -76,33 +86,32 @@ impl Recent {
     pub(super) fn call_came_early(&mut self, id: &str, early: Early, now: Moment) {
         match self.entries.get_mut(id) {
             Some((ended, Memory::Ended { .. })) if now.since(*ended) < ENDED_FOR => {}
-            Some((came, Memory::Early(known))) if now.since(*came) < EARLY_FOR && known.rank == early.rank => {
-                known.freed |= early.freed;
-                known.prefill_completed |= early.prefill_completed;
-                known.is_local |= early.is_local;
+            Some((came, Memory::Early(known))) if now.since(*came) < EARLY_FOR => {
+                if let Some(known) = known.iter_mut().find(|known| known.rank == early.rank) {
+                    known.add(early);
+                } else if known.len() < MOST_RANKS {
+                    known.push(early);
+                }
             }
-            _ => self.write(id.into(), Memory::Early(early), now),
+            _ => self.write(id.into(), Memory::Early(vec![early]), now),
         }
     }
 
     /// Calls for `id` that came early and concern a booking on `rank`.
     pub(super) fn take_early(&mut self, id: &str, rank: WorkerWithDpRank, now: Moment) -> Option<Early> {
-        match self.entries.get(id) {
-            Some(&(came, Memory::Early(early)))
-                if now.since(came) < EARLY_FOR && early.rank.is_none_or(|named| named == rank) =>
-            {
-                self.entries.remove(id);
-                Some(early)
-            }
-            _ => None,
-        }
+        let Some((came, Memory::Early(known))) = self.entries.get(id) else { return None };
+        let mut concerned = known.iter().filter(|early| early.rank.is_none_or(|named| named == rank));
+        let mut early = *concerned.next().filter(|_| now.since(*came) < EARLY_FOR)?;
+        concerned.for_each(|other| early.add(*other));
+        self.entries.remove(id);
+        Some(early)
     }
 
-    /// When a call ended the last booking of `id`, if it was on `rank`.
-    pub(super) fn ended_by_call(&self, id: &str, rank: WorkerWithDpRank, now: Moment) -> Option<Moment> {
+    /// When the last booking of `id` ended, if it was on `rank`, and whether by a call.
+    pub(super) fn ended_lately(&self, id: &str, rank: WorkerWithDpRank, now: Moment) -> Option<(Moment, bool)> {
         match self.entries.get(id) {
-            Some(&(ended, Memory::Ended { rank: of, by_call: true })) if of == rank && now.since(ended) < ENDED_FOR => {
-                Some(ended)
+            Some(&(ended, Memory::Ended { rank: of, by_call })) if of == rank && now.since(ended) < ENDED_FOR => {
+                Some((ended, by_call))
             }
             _ => None,
         }

@@ -63,17 +63,19 @@ pub struct BookingSnapshot {
     pub age: Duration,
 }
 
-/// A booking that another replica has and that a call ended here.
+/// A call that reached one replica and not another.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EndedElsewhere {
-    /// Its partition.
+pub struct MissedCall {
+    /// Partition of the booking.
     pub partition: PartitionKey,
     /// Its id.
     pub selection_id: Arc<str>,
-    /// Where it was.
+    /// Where it is, or was.
     pub rank: WorkerWithDpRank,
-    /// Time since it ended.
-    pub ago: Duration,
+    /// The call ended it; otherwise its prefill is done.
+    pub freed: bool,
+    /// It concerns bookings at least this old.
+    pub age: Duration,
 }
 
 /// What taking over a replica's bookings changed.
@@ -89,14 +91,14 @@ pub struct MergeReport {
     pub sessions: u64,
     /// Could not be booked: their rank is not here.
     pub refused: u64,
-    /// Ended here by a call the other replica does not know of.
-    pub ended_here: Vec<EndedElsewhere>,
+    /// Calls that came here and that the other replica does not know of.
+    pub missed: Vec<MissedCall>,
 }
 
 impl MergeReport {
     /// Whether anything was different.
     pub fn changed(&self) -> bool {
-        self.added + self.completed + self.ended + self.sessions > 0 || !self.ended_here.is_empty()
+        self.added + self.completed + self.ended + self.sessions > 0 || !self.missed.is_empty()
     }
 }
 
@@ -140,32 +142,53 @@ impl SelectionCore {
         }
     }
 
-    /// Takes over bookings of one partition that another replica has. A booking a call ended here is not booked again.
-    pub fn merge_bookings(&self, key: &PartitionKey, bookings: Vec<BookingSnapshot>, report: &mut MergeReport) {
+    /// Takes over bookings of one partition that the replica `from` has. A booking that a call ended here is not booked
+    /// again; one that ended otherwise (its rank left) only if its maker still has it.
+    pub fn merge_bookings(
+        &self,
+        key: &PartitionKey,
+        from: RouterId,
+        bookings: Vec<BookingSnapshot>,
+        report: &mut MergeReport,
+    ) {
         let Some(partition) = self.partition(&key.model_name, &key.routing_group) else { return };
         for booking in bookings {
-            self.merge_booking(&partition, booking, report);
+            self.merge_booking(&partition, from, booking, report);
         }
     }
 
-    fn merge_booking(&self, partition: &PartitionRef, booking: BookingSnapshot, report: &mut MergeReport) {
+    fn merge_booking(
+        &self,
+        partition: &PartitionRef,
+        from: RouterId,
+        booking: BookingSnapshot,
+        report: &mut MergeReport,
+    ) {
         let now = self.clock.now();
         let (id, rank) = (booking.selection_id, booking.rank);
         if let Some(known) = self.bookings.find_in(&id, partition) {
-            if booking.prefill_completed && known.facts.rank == rank && self.complete_mirrored(&known) {
+            if known.facts.rank != rank {
+                return;
+            }
+            if !booking.prefill_completed && known.facts.is_prefill_done() {
+                // The other has it at least as long as it is known here, unless it is another booking of the id.
+                let (partition, age) = (partition.key.clone(), now.since(known.facts.known));
+                report.missed.push(MissedCall { partition, selection_id: id, rank, freed: false, age });
+            } else if booking.prefill_completed && self.complete_mirrored(&known) {
                 report.completed += 1;
             }
             return;
         }
-        // The age has grown on the way, so a booking looks younger than it is: in doubt it is booked.
-        if let Some(ended) = self.bookings.ended_by_call(&id, rank, now)
-            && ended >= now.before(booking.age)
-        {
-            let (partition, ago) = (partition.key.clone(), now.since(ended));
-            report.ended_here.push(EndedElsewhere { partition, selection_id: id, rank, ago });
+        if self.config.active_request_expiry.is_some_and(|expiry| booking.age > expiry) {
             return;
         }
-        if self.config.active_request_expiry.is_some_and(|expiry| booking.age > expiry) {
+        // The age has grown on the way, so a booking looks younger than it is: in doubt it is booked.
+        if let Some((ended, by_call)) = self.bookings.ended_lately(&id, rank, now)
+            && ended >= now.before(booking.age)
+            && (by_call || from != booking.origin)
+        {
+            let (partition, age) = (partition.key.clone(), now.since(ended));
+            report.missed.push(MissedCall { partition, selection_id: id, rank, freed: true, age });
             return;
         }
         let new = NewMirror {
@@ -208,16 +231,21 @@ impl SelectionCore {
         }
     }
 
-    /// A call ended a booking on another replica `ago`; it is ended here too unless it is younger than that.
-    pub fn end_elsewhere(&self, ended: &EndedElsewhere) -> bool {
-        let Some(partition) = self.partition(&ended.partition.model_name, &ended.partition.routing_group) else {
+    /// A call reached another replica and not this one; whether that changed something here. A booking younger than
+    /// the call is another one of the same id.
+    pub fn catch_up(&self, missed: &MissedCall) -> bool {
+        let Some(partition) = self.partition(&missed.partition.model_name, &missed.partition.routing_group) else {
             return false;
         };
-        match self.bookings.find_in(&ended.selection_id, &partition) {
+        match self.bookings.find_in(&missed.selection_id, &partition) {
             Some(known)
-                if known.facts.rank == ended.rank && self.clock.now().since(known.facts.admitted) > ended.ago =>
+                if known.facts.rank == missed.rank && self.clock.now().since(known.facts.admitted) > missed.age =>
             {
-                self.end_mirrored(&known)
+                if missed.freed {
+                    self.end_mirrored(&known)
+                } else {
+                    self.complete_mirrored(&known)
+                }
             }
             _ => false,
         }

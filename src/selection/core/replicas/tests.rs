@@ -185,6 +185,15 @@ fn a_clients_early_calls_reach_the_other_replicas() {
 }
 
 #[test]
+fn early_calls_of_a_client_and_of_a_replica_are_both_remembered() {
+    let bed = Bed::new();
+    bed.core.free_reservation("x").expect_err("unknown");
+    assert_eq!(bed.send("x", BookingChange::PrefillCompleted), Mirrored::Early);
+    assert_eq!(bed.send("x", admitted()), Mirrored::EndedEarly);
+    assert_eq!(bed.changes(), [("x".to_owned(), BookingChange::Freed)]);
+}
+
+#[test]
 fn early_calls_wait_ten_seconds_and_never_for_a_local_booking() {
     let bed = Bed::new();
     bed.core.free_reservation("x").expect_err("unknown");
@@ -262,7 +271,7 @@ fn repair(to: &Bed, from: &Bed, origin: RouterId, asked: Moment) -> MergeReport 
     let mut report = MergeReport::default();
     let bookings = from.all(Some(OWN)).into_iter().map(|b| BookingSnapshot { origin, ..b }).collect::<Vec<_>>();
     let live: HashSet<Arc<str>> = bookings.iter().map(|booking| Arc::clone(&booking.selection_id)).collect();
-    to.core.merge_bookings(&key(), bookings, &mut report);
+    to.core.merge_bookings(&key(), origin, bookings, &mut report);
     to.core.end_absent(&key(), origin, asked, &live, &mut report);
     report
 }
@@ -307,12 +316,12 @@ fn what_a_call_ended_here_is_not_booked_again_and_its_maker_is_told() {
     b.core.free_reservation("x").expect("live");
     let report = repair(&b, &a, PEER, b.core.now());
     assert_eq!(report.added, 0);
-    let [ended] = &report.ended_here[..] else { panic!("{report:?}") };
-    assert!(a.core.end_elsewhere(ended));
+    let [ended] = &report.missed[..] else { panic!("{report:?}") };
+    assert!(a.core.catch_up(ended));
     assert_eq!((a.live(), b.live()), (0, 0));
     // Booked again since: younger than that end.
     a.reserve("x");
-    assert!(!a.core.end_elsewhere(ended));
+    assert!(!a.core.catch_up(ended));
     assert_eq!(a.live(), 1);
 }
 
@@ -329,7 +338,7 @@ fn an_age_counts_towards_expiry() {
         age: Duration::from_secs(secs),
     };
     let mut report = MergeReport::default();
-    bed.core.merge_bookings(&key(), vec![old("over", 301), old("old", 250), old("young", 1)], &mut report);
+    bed.core.merge_bookings(&key(), PEER, vec![old("over", 301), old("old", 250), old("young", 1)], &mut report);
     assert_eq!(bed.live(), 2);
     bed.clock.advance(Duration::from_secs(61));
     bed.core.tick();
@@ -366,4 +375,20 @@ fn sessions_follow_the_higher_version_and_a_clamped_clock() {
     bed.clock.advance(Duration::from_secs(400));
     bed.core.tick();
     assert_eq!(bed.core.partition_digest(&key()).expect("exists").origins, [], "expired with its digest");
+}
+
+#[test]
+fn a_booking_whose_rank_left_comes_back_from_its_maker_alone() {
+    let bed = Bed::new();
+    bed.send("x", admitted());
+    let snapshot = bed.all(Some(PEER));
+    bed.core.delete_worker(7).expect("deleted");
+    bed.worker(8, "default");
+    bed.worker(7, "default");
+    assert_eq!(bed.live(), 0);
+    let mut report = MergeReport::default();
+    bed.core.merge_bookings(&key(), PEER + 1, snapshot.clone(), &mut report);
+    assert_eq!((report.added, report.missed.len()), (0, 1), "it is told that the rank left");
+    bed.core.merge_bookings(&key(), PEER, snapshot, &mut report);
+    assert_eq!((report.added, bed.live()), (1, 1));
 }

@@ -1,0 +1,13 @@
+//! Several selector processes as one mesh, with every fault a network and a host have, against a model.
+//!
+//! `POINTSMAN_SEEDS=N` runs N random seeds instead of a few; `POINTSMAN_SEED=S` replays one.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+#[path = "../program/mod.rs"]
+mod program;
+
+mod link;
+mod model;
+mod replica;
+mod scenarios;
