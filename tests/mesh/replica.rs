@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::{
     link::Link,
-    program::{Selector, ports, wait_for},
+    program::{Selector, reference::ports, wait_for},
 };
 
 /// What a replica knows of the bookings and sessions of a partition, and what its index holds.
