@@ -99,6 +99,18 @@ struct State {
     sessions: Vec<SessionSnapshot>,
 }
 
+/// What a peer is asked for.
+struct Question<'a> {
+    url: &'a str,
+    /// Only this process may answer.
+    instance_id: Option<&'a str>,
+    key: &'a PartitionKey,
+    /// What this replica made; `None` = all.
+    origin: Option<RouterId>,
+    /// What its maker published after this sequence number.
+    since: Option<u64>,
+}
+
 impl Client {
     pub(super) fn new(limit: Duration, token: Option<Arc<str>>) -> Result<Self, reqwest::Error> {
         // A peer is asked directly, wherever the environment sends other requests.
@@ -111,26 +123,12 @@ impl Client {
         Ok(Self { http, token, limit })
     }
 
-    async fn state(
-        &self,
-        url: &str,
-        instance_id: Option<&str>,
-        key: &PartitionKey,
-        origin: Option<RouterId>,
-        since: Option<u64>,
-    ) -> Result<State, RepairError> {
-        let ask = self.ask(url, instance_id, key, origin, since);
-        tokio::time::timeout(self.limit, ask).await.map_err(|_| RepairError::Timeout)?
+    async fn ask(&self, question: &Question<'_>) -> Result<State, RepairError> {
+        tokio::time::timeout(self.limit, self.state(question)).await.map_err(|_| RepairError::Timeout)?
     }
 
-    async fn ask(
-        &self,
-        url: &str,
-        instance_id: Option<&str>,
-        key: &PartitionKey,
-        origin: Option<RouterId>,
-        since: Option<u64>,
-    ) -> Result<State, RepairError> {
+    async fn state(&self, question: &Question<'_>) -> Result<State, RepairError> {
+        let Question { url, instance_id, key, origin, since } = *question;
         let mut request = self
             .http
             .get(format!("{}/replica_sync/state", url.trim_end_matches('/')))
@@ -242,7 +240,8 @@ async fn mend(
         (state.instance_id.clone(), state.router_id)
     };
     let asked = peers.core.now();
-    let state = peers.client.state(url, instance_id.as_deref(), key, origin, since).await?;
+    let question = Question { url, instance_id: instance_id.as_deref(), key, origin, since };
+    let state = peers.client.ask(&question).await?;
     let core = Arc::clone(&peers.core);
     // Only its maker knows that a booking is over.
     let authority = origin.filter(|_| origin == speaker && since.is_none());
@@ -268,7 +267,7 @@ fn merge(
     let live: HashSet<Arc<str>> = state.bookings.iter().map(|booking| Arc::clone(&booking.selection_id)).collect();
     // What this process made it knows best.
     let bookings = state.bookings.into_iter().filter(|booking| booking.origin != own).collect();
-    core.merge_bookings(key, from, bookings, &mut report);
+    core.merge_bookings(key, from, asked, bookings, &mut report);
     if let Some(origin) = authority {
         core.end_absent(key, origin, asked, &live, &mut report);
     }

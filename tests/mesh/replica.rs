@@ -79,6 +79,13 @@ impl Replica {
         self.selector = None;
     }
 
+    /// Asks its process to end, and waits for that.
+    pub fn terminate(&mut self) {
+        let mut selector = self.selector.take().expect("it was started");
+        selector.program.signal(Signal::SIGTERM);
+        assert!(selector.program.exit().success());
+    }
+
     pub fn stop(&mut self) {
         self.selector().program.signal(Signal::SIGSTOP);
         self.is_stopped = true;

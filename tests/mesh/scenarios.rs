@@ -373,3 +373,33 @@ fn a_restarted_replica_is_warm_before_it_is_ready() {
     let after = fleet.replicas[0].knowledge("m");
     assert_eq!((after.bookings, after.sessions), (before.bookings, before.sessions));
 }
+
+#[test]
+fn a_selector_that_leaves_says_so_and_its_bookings_stay() {
+    let runtime = runtime();
+    let mut fleet = runtime.block_on(Fleet::new(11));
+    let _inside = runtime.enter();
+    fleet.start();
+    let leaving = fleet.replicas[0].publisher();
+    for _ in 0..10 {
+        fleet.reserve();
+    }
+    // Nothing waits: what the last request published must be with the others when the process is gone.
+    let made = fleet.model.candidates();
+    fleet.replicas[0].terminate();
+    for replica in &fleet.replicas[1..] {
+        wait_for("every booking on those that stay", || {
+            made.iter().all(|id| replica.knowledge("m").bookings.contains_key(id)).then_some(())
+        });
+    }
+    let from = fleet.replicas[1].links[&0].endpoint();
+    let said = |status: &Value| {
+        let peers = status["peers"].as_array().unwrap();
+        peers.iter().any(|peer| peer["endpoint"] == json!(from) && peer["leaving"] == json!(true))
+    };
+    wait_for("the word that it leaves", || said(&fleet.replicas[1].status()).then_some(leaving));
+    for id in &made {
+        assert_eq!(fleet.replicas[1].call("DELETE", &format!("/reservations/{id}"), None).0, 200);
+    }
+    wait_for("their end on the others", || fleet.replicas[2].knowledge("m").bookings.is_empty().then_some(()));
+}

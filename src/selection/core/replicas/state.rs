@@ -142,18 +142,19 @@ impl SelectionCore {
         }
     }
 
-    /// Takes over bookings of one partition that the replica `from` has. A booking that a call ended here is not booked
-    /// again; one that ended otherwise (its rank left) only if its maker still has it.
+    /// Takes over bookings of one partition that the replica `from` has; it was asked at `asked`. A booking that a call
+    /// ended here is not booked again; one that ended otherwise (its rank left) only if its maker still has it.
     pub fn merge_bookings(
         &self,
         key: &PartitionKey,
         from: RouterId,
+        asked: Moment,
         bookings: Vec<BookingSnapshot>,
         report: &mut MergeReport,
     ) {
         let Some(partition) = self.partition(&key.model_name, &key.routing_group) else { return };
         for booking in bookings {
-            self.merge_booking(&partition, from, booking, report);
+            self.merge_booking(&partition, from, asked, booking, report);
         }
     }
 
@@ -161,6 +162,7 @@ impl SelectionCore {
         &self,
         partition: &PartitionRef,
         from: RouterId,
+        asked: Moment,
         booking: BookingSnapshot,
         report: &mut MergeReport,
     ) {
@@ -182,9 +184,10 @@ impl SelectionCore {
         if self.config.active_request_expiry.is_some_and(|expiry| booking.age > expiry) {
             return;
         }
-        // The age has grown on the way, so a booking looks younger than it is: in doubt it is booked.
+        // Its age was told after the question, so it was made no earlier than this. In doubt it is the one that ended:
+        // an id that is booked again is asked for again.
         if let Some((ended, by_call)) = self.bookings.ended_lately(&id, rank, now)
-            && ended >= now.before(booking.age)
+            && ended >= asked.before(booking.age)
             && (by_call || from != booking.origin)
         {
             let (partition, age) = (partition.key.clone(), now.since(ended));

@@ -271,7 +271,7 @@ fn repair(to: &Bed, from: &Bed, origin: RouterId, asked: Moment) -> MergeReport 
     let mut report = MergeReport::default();
     let bookings = from.all(Some(OWN)).into_iter().map(|b| BookingSnapshot { origin, ..b }).collect::<Vec<_>>();
     let live: HashSet<Arc<str>> = bookings.iter().map(|booking| Arc::clone(&booking.selection_id)).collect();
-    to.core.merge_bookings(&key(), origin, bookings, &mut report);
+    to.core.merge_bookings(&key(), origin, asked, bookings, &mut report);
     to.core.end_absent(&key(), origin, asked, &live, &mut report);
     report
 }
@@ -338,7 +338,13 @@ fn an_age_counts_towards_expiry() {
         age: Duration::from_secs(secs),
     };
     let mut report = MergeReport::default();
-    bed.core.merge_bookings(&key(), PEER, vec![old("over", 301), old("old", 250), old("young", 1)], &mut report);
+    bed.core.merge_bookings(
+        &key(),
+        PEER,
+        bed.core.now(),
+        vec![old("over", 301), old("old", 250), old("young", 1)],
+        &mut report,
+    );
     assert_eq!(bed.live(), 2);
     bed.clock.advance(Duration::from_secs(61));
     bed.core.tick();
@@ -387,8 +393,24 @@ fn a_booking_whose_rank_left_comes_back_from_its_maker_alone() {
     bed.worker(7, "default");
     assert_eq!(bed.live(), 0);
     let mut report = MergeReport::default();
-    bed.core.merge_bookings(&key(), PEER + 1, snapshot.clone(), &mut report);
+    bed.core.merge_bookings(&key(), PEER + 1, bed.core.now(), snapshot.clone(), &mut report);
     assert_eq!((report.added, report.missed.len()), (0, 1), "it is told that the rank left");
-    bed.core.merge_bookings(&key(), PEER, snapshot, &mut report);
+    bed.core.merge_bookings(&key(), PEER, bed.core.now(), snapshot, &mut report);
     assert_eq!((report.added, bed.live()), (1, 1));
+}
+
+#[test]
+fn a_slow_answer_does_not_bring_back_what_ended_soon_after_it_was_made() {
+    let bed = Bed::new();
+    bed.send("x", admitted());
+    let (made, snapshot) = (bed.core.now(), |age| BookingSnapshot { age, ..bed.all(Some(PEER))[0].clone() });
+    bed.clock.advance(Duration::from_millis(10));
+    let asked = bed.core.now();
+    let told = snapshot(asked.since(made));
+    bed.core.free_reservation("x").expect("live");
+    // The answer takes longer than the booking lived.
+    bed.clock.advance(Duration::from_millis(500));
+    let mut report = MergeReport::default();
+    bed.core.merge_bookings(&key(), PEER, asked, vec![told], &mut report);
+    assert_eq!((report.added, report.missed.len(), bed.live()), (0, 1, 0));
 }
