@@ -45,21 +45,69 @@ fn percent_after(text: &str, label: &str) -> f64 {
 }
 
 #[test]
-fn it_ends_by_itself_and_the_selectors_side_found_more_cached() {
-    let (code, out, err) = finish(demo(&["--seconds", "3", "--sessions-per-second", "4", "--engines", "3"]));
+fn it_ends_by_itself_and_a_killed_selector_comes_back_with_all_its_peers_know() {
+    let (code, out, err) = finish(demo(&["--seconds", "8", "--sessions-per-second", "8", "--engines", "3"]));
     assert_eq!(code, Some(0), "{out}\n{err}");
     assert!(out.contains("engine-2 TRT-LLM"), "{out}");
     let ours = percent_after(&out, "Cached share of the prompts:");
-    let theirs = percent_after(&out, "by the selector's choice,");
+    let theirs = percent_after(&out, "by the selectors' choice,");
     assert!(ours > theirs, "{ours} % and {theirs} %\n{out}");
     assert!(percent_after(&out, "knew the cached tokens exactly for") > 0.0);
+    assert_eq!(out.matches("calls answered   0 bookings live").count(), 3, "{out}");
+
+    assert!(out.contains("was killed with"), "{out}");
+    let known = out.lines().find(|line| line.contains("Then it knew")).unwrap();
+    let digits = |text: &str| text.replace(' ', "").parse::<u64>().unwrap();
+    let between = |from: &str, to: &str| {
+        let rest = &known[known.find(from).unwrap() + from.len()..];
+        digits(rest.split(to).next().unwrap())
+    };
+    // Both are read while users go on: a block or a booking may be under way.
+    let (blocks, all_blocks) = (between("knew ", " of"), between("peers' ", " blocks"));
+    assert!(all_blocks > 100 && 10 * blocks >= 9 * all_blocks, "{known}");
+    let (bookings, all_bookings) = (between("blocks and ", " of"), {
+        let rest = &known[known.find("blocks and ").unwrap()..];
+        digits(rest.split(" of ").nth(1).unwrap().split(" bookings").next().unwrap())
+    });
+    assert!(2 * bookings >= all_bookings, "{known}");
+    assert!(!known.contains("never"), "{known}");
+    assert!(out.contains("In the end all 3 selectors know the same"), "{out}");
     assert!(!out.contains('\u{1b}'), "no terminal, no control sequences");
     let file = out.lines().find_map(|line| line.trim().strip_prefix("workers file")).unwrap().trim();
     assert!(!std::path::Path::new(file).exists(), "{file} was left behind");
 }
 
 #[test]
-fn an_endless_run_shows_its_selector_and_ends_cleanly_at_ctrl_c() {
+fn one_selector_is_enough_and_is_not_killed() {
+    let (code, out, err) = finish(demo(&["--seconds", "3", "--selectors", "1", "--engines", "2"]));
+    assert_eq!(code, Some(0), "{out}\n{err}");
+    assert!(out.contains("selector-0") && !out.contains("selector-1") && !out.contains("killed"), "{out}");
+}
+
+#[test]
+fn selectors_end_with_a_demo_that_is_killed() {
+    let mut child = demo(&["--forever", "--seconds", "40"]);
+    let mut lines = BufReader::new(child.stdout.take().unwrap());
+    let mut read = String::new();
+    while !read.contains("requests   pointsman:") {
+        assert!(lines.read_line(&mut read).unwrap() > 0, "{read}");
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let deadline = std::time::Instant::now() + DEADLINE;
+    for url in read.split_whitespace().filter_map(|word| word.strip_prefix("http://")) {
+        while std::net::TcpStream::connect(url).is_ok() {
+            assert!(std::time::Instant::now() < deadline, "{url} still listens");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+    // Nobody was left to remove it.
+    let file = read.lines().find_map(|line| line.trim().strip_prefix("workers file")).unwrap().trim();
+    std::fs::remove_dir_all(std::path::Path::new(file).parent().unwrap()).unwrap();
+}
+
+#[test]
+fn an_endless_run_shows_its_selectors_and_ends_cleanly_at_ctrl_c() {
     let mut child = demo(&["--forever", "--seconds", "40"]);
     let mut lines = BufReader::new(child.stdout.take().unwrap());
     let mut read = String::new();

@@ -9,7 +9,7 @@ use super::CliError;
 use crate::{
     demo::{
         Demo, DemoConfig, Outcome,
-        picture::{self, Sides},
+        picture::{self, Progress, Selectorship, Sides},
         workload::WorkloadConfig,
     },
     telemetry::shutdown::StopSignals,
@@ -19,18 +19,24 @@ use crate::{
 const REDRAW: Duration = Duration::from_millis(200);
 const PLAIN: Duration = Duration::from_secs(2);
 
-/// See it work: engines, a selector and users on this machine, beside the same users without it
+/// See it work: engines, selectors and users on this machine, beside the same users without them
 ///
 /// Two equal fleets of mock engines serve the same sessions: users of a few applications, each with a long system prompt,
-/// whose prompts grow with every turn. One fleet is routed by a selector that learned the engines from a workers file
-/// and hears their KV events over ZMQ; the other takes requests in turn. The picture shows which engine got what, how
-/// much of the prompts was cached, and how long the first token took.
+/// whose prompts grow with every turn. One fleet is routed by three selectors that learned the engines from a workers
+/// file and hear their KV events over ZMQ; the other takes requests in turn. The picture shows which engine got what,
+/// how much of the prompts was cached, and how long the first token took.
+///
+/// Every call goes to the next selector, whoever made the booking. On the way one of them is killed, as by a power cut,
+/// and started again; then it is compared with a peer, while users go on: the blocks it knows, and the bookings.
 ///
 /// It needs no network, no cluster and no configuration, and ends by itself. Only the engines' arithmetic is made up:
 /// their KV caches, events, sockets and schedulers work.
 #[derive(Clone, Debug, Args)]
 #[command(after_help = AFTER_HELP)]
 pub struct DemoArgs {
+    /// Selectors; with more than one, one is killed on the way
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=9))]
+    selectors: u8,
     /// Engines on each side
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=16))]
     engines: u8,
@@ -54,10 +60,10 @@ pub struct DemoArgs {
 const AFTER_HELP: &str = "\
 Examples:
   pointsman demo                      the comparison, about 20 seconds
-  pointsman demo --forever            keep it up and look around: the selector's address is printed first
+  pointsman demo --forever            keep it up and look around: the selectors' addresses are printed first
   pointsman demo --engines 8 --sessions-per-second 10
 
-Exit code: 0 when every request was answered, 1 when something failed. Ctrl-C ends it early, with the summary so far.";
+Exit code: 0 when every request was answered and nothing was lost, 1 when something failed. Ctrl-C ends it early, with the summary so far.";
 
 /// Runs the demo.
 ///
@@ -70,20 +76,26 @@ pub fn run(args: &DemoArgs) -> Result<(), CliError> {
     outcome
 }
 
-fn config(args: &DemoArgs) -> DemoConfig {
+fn config(args: &DemoArgs) -> io::Result<DemoConfig> {
     let workload = WorkloadConfig {
         seed: args.seed,
         duration: Duration::from_secs(args.seconds.into()),
         sessions_per_second: args.sessions_per_second.into(),
         ..WorkloadConfig::default()
     };
-    DemoConfig { engines: args.engines.into(), workload, forever: args.forever, ..DemoConfig::default() }
+    Ok(DemoConfig {
+        selectors: args.selectors.into(),
+        engines: args.engines.into(),
+        workload,
+        forever: args.forever,
+        ..DemoConfig::new(std::env::current_exe()?)
+    })
 }
 
 async fn show(args: &DemoArgs) -> Result<(), CliError> {
     let mut stop = StopSignals::install().map_err(CliError::failed)?;
     let mut screen = Screen::new(args.plain);
-    let config = config(args);
+    let config = config(args).map_err(CliError::failed)?;
     let start = Demo::start(config.clone());
     let demo = tokio::select! {
         demo = start => demo.map_err(CliError::failed)?,
@@ -92,12 +104,12 @@ async fn show(args: &DemoArgs) -> Result<(), CliError> {
     screen.write(&intro(&demo, &config));
     let period = if screen.redraws() { REDRAW } else { PLAIN };
     let interrupted = tokio::select! {
-        () = demo.run(period, |progress, sides| screen.progress(progress, sides)) => false,
+        () = demo.run(period, |progress, sides, selectors| screen.progress(progress, sides, selectors)) => false,
         _ = stop.recv() => true,
     };
     let outcome = demo.outcome();
     let sides = Sides { selector: &outcome.selector, round_robin: &outcome.round_robin };
-    screen.finish(&picture::summary(sides));
+    screen.finish(&picture::summary(sides, &outcome.selectors));
     // A second signal ends what the first could not.
     tokio::select! {
         () = demo.stop() => {}
@@ -115,6 +127,17 @@ fn verdict(outcome: &Outcome, interrupted: bool) -> Result<(), CliError> {
         let why = sides.into_iter().find_map(|side| side.failure.as_deref()).unwrap_or("no reason given");
         return Err(CliError::Failed(format!("{failed} requests failed, the first: {why}")));
     }
+    let selectors = &outcome.selectors;
+    if let Some(why) = &selectors.failure {
+        return Err(CliError::Failed(format!("a selector did not come back: {why}")));
+    }
+    if let Some(drill) = selectors.drill.filter(|drill| drill.first.is_cold() || drill.equal.is_none()) {
+        let number = drill.selector;
+        return Err(CliError::Failed(format!("selector {number} was ready before it knew what its peers know")));
+    }
+    if let Some(Err(why)) = &selectors.agreed {
+        return Err(CliError::Failed(why.clone()));
+    }
     if !outcome.complete && !interrupted {
         return Err(CliError::Failed("the machine was too busy: some requests were given up".to_owned()));
     }
@@ -128,8 +151,9 @@ fn intro(demo: &Demo, config: &DemoConfig) -> Vec<String> {
         String::new(),
         format!("  {}: the same users over two fleets of {engines} mock engines", bold("pointsman demo")),
         String::new(),
-        format!("  selector       {}   (look around: /loads, /listeners, /metrics)", demo.selector().url()),
-        format!("  workers file   {}", demo.selector().workers_file().display()),
+        format!("  selectors      {}", demo.selectors().urls().join("  ")),
+        "                 (look around: /loads, /listeners, /replica_sync/status, /metrics)".to_owned(),
+        format!("  workers file   {}", demo.selectors().workers_file().display()),
         format!(
             "  users          {} applications with system prompts of {} tokens, sessions of up to {} turns",
             config.workload.applications, config.workload.system_tokens, config.workload.max_turns
@@ -163,12 +187,12 @@ impl Screen {
         self.redraw
     }
 
-    fn progress(&mut self, progress: picture::Progress, sides: Sides<'_>) {
+    fn progress(&mut self, progress: Progress, sides: Sides<'_>, selectors: &Selectorship) {
         if self.redraw {
-            let lines = picture::live(progress, sides);
+            let lines = picture::live(progress, sides, selectors);
             self.replace(&lines);
         } else {
-            self.write(&[picture::plain(progress, sides)]);
+            self.write(&[picture::plain(progress, sides, selectors)]);
         }
     }
 

@@ -32,6 +32,11 @@ impl Lane {
         Self { client, routing, engines, answer_tokens, tally }
     }
 
+    /// How its engines are chosen.
+    pub fn routing(&self) -> &Routing {
+        &self.routing
+    }
+
     /// The counts so far.
     pub fn tally(&self) -> &Tally {
         &self.tally

@@ -5,6 +5,7 @@ use std::time::Duration;
 use console::style;
 
 use super::{
+    drill::Drill,
     fleet::Fleet,
     tally::{EngineTally, Snapshot},
 };
@@ -31,7 +32,7 @@ pub struct Progress {
 /// Both sides.
 #[derive(Clone, Copy, Debug)]
 pub struct Sides<'a> {
-    /// By the selector's choice.
+    /// By the selectors' choice.
     pub selector: &'a Snapshot,
     /// In turn.
     pub round_robin: &'a Snapshot,
@@ -43,34 +44,128 @@ impl Sides<'_> {
     }
 }
 
+/// A selector as it is shown.
+#[derive(Clone, Copy, Debug)]
+pub struct SelectorView {
+    /// Calls it answered.
+    pub answered: u64,
+    /// Its live bookings; `None` while it is gone.
+    pub bookings: Option<u64>,
+}
+
+/// The selectors together.
+#[derive(Clone, Debug, Default)]
+pub struct Selectorship {
+    /// By number.
+    pub selectors: Vec<SelectorView>,
+    /// Calls that another selector answered because the first one was gone.
+    pub moved: u64,
+    /// Calls about a booking that the selector did not know.
+    pub unknown: u64,
+    /// How the last one that was killed came back.
+    pub drill: Option<Drill>,
+    /// Why one did not.
+    pub failure: Option<String>,
+    /// After the last request: so many blocks that all know, and no booking; or how they differ.
+    pub agreed: Option<Result<u64, String>>,
+}
+
 /// The live picture.
-pub fn live(progress: Progress, sides: Sides<'_>) -> Vec<String> {
+pub fn live(progress: Progress, sides: Sides<'_>, selectors: &Selectorship) -> Vec<String> {
     let mut lines = vec![progress_line(progress), String::new()];
     lines.extend(table(sides));
+    lines.push(String::new());
+    lines.extend(selector_rows(selectors));
+    if let Some(drill) = selectors.drill {
+        lines.extend(came_back(&drill).map(|text| format!("  {text}")));
+    }
     lines
 }
 
 /// One line for where nothing can be redrawn.
-pub fn plain(progress: Progress, sides: Sides<'_>) -> String {
+pub fn plain(progress: Progress, sides: Sides<'_>, selectors: &Selectorship) -> String {
     let side = |side: &Snapshot| {
         let (share, first) = (side.total().cached_share() * 100.0, time(side.first_token_at(50.0)));
         format!("cached {share:3.0} %, first token p50 {first:>8}")
     };
+    let bookings = selectors.selectors.iter().map(|one| one.bookings.map_or("gone".into(), |live| live.to_string()));
+    let bookings: Vec<String> = bookings.collect();
     format!(
-        "{:5.1} s  {:4}/{} requests   pointsman: {}   round robin: {}",
+        "{:5.1} s  {:4}/{} requests   pointsman: {}   round robin: {}   bookings: {}",
         progress.elapsed.as_secs_f64(),
         progress.ended,
         progress.planned,
         side(sides.selector),
-        side(sides.round_robin)
+        side(sides.round_robin),
+        bookings.join(" "),
     )
 }
 
 /// The end of a run: the table and what it means.
-pub fn summary(sides: Sides<'_>) -> Vec<String> {
+pub fn summary(sides: Sides<'_>, selectors: &Selectorship) -> Vec<String> {
     let mut lines = table(sides);
     lines.push(String::new());
-    lines.extend(conclusions(sides).into_iter().map(|text| format!("  {text}")));
+    lines.extend(selector_rows(selectors));
+    lines.push(String::new());
+    let conclusions = conclusions(sides).into_iter().chain(selector_conclusions(selectors));
+    lines.extend(conclusions.map(|text| format!("  {text}")));
+    lines
+}
+
+fn selector_rows(selectors: &Selectorship) -> Vec<String> {
+    let row = |(number, one): (usize, &SelectorView)| {
+        let bookings =
+            one.bookings.map_or_else(|| style("gone").bold().red().to_string(), |live| format!("{live} bookings live"));
+        format!("  {:NAME$}{:>8} calls answered   {bookings}", format!("selector-{number}"), one.answered)
+    };
+    selectors.selectors.iter().enumerate().map(row).collect()
+}
+
+/// What a selector that was killed knew when it was back.
+fn came_back(drill: &Drill) -> [String; 2] {
+    let first = drill.first;
+    let rest = match drill.equal {
+        Some(at) if at.is_zero() => "all there is".to_owned(),
+        Some(at) => format!("the rest {} later", time(at)),
+        None => "and never the rest".to_owned(),
+    };
+    [
+        format!(
+            "Selector {} was killed with {} bookings live and started again after {}; it was ready in {}.",
+            drill.selector,
+            drill.bookings,
+            time(drill.away),
+            time(drill.ready),
+        ),
+        format!(
+            "Then it knew {} of its peers' {} blocks and {} of {} bookings: {rest}.",
+            thousands(first.blocks.saturating_sub(first.blocks_missing)),
+            thousands(first.blocks),
+            first.bookings.saturating_sub(first.bookings_missing),
+            first.bookings,
+        ),
+    ]
+}
+
+fn selector_conclusions(selectors: &Selectorship) -> Vec<String> {
+    let mut lines = Vec::new();
+    lines.extend(selectors.drill.iter().flat_map(came_back));
+    lines.extend(selectors.failure.as_ref().map(|why| format!("A selector did not come back: {why}.")));
+    if selectors.moved > 0 {
+        lines.push(format!("{} calls met a selector that was gone; the next one answered them.", selectors.moved));
+    }
+    if selectors.unknown > 0 {
+        lines.push(format!("{} calls were about a booking that the selector did not know.", selectors.unknown));
+    }
+    match &selectors.agreed {
+        Some(Ok(blocks)) if selectors.selectors.len() > 1 => lines.push(format!(
+            "In the end all {} selectors know the same {} blocks, and no booking is left.",
+            selectors.selectors.len(),
+            thousands(*blocks)
+        )),
+        Some(Ok(_)) | None => {}
+        Some(Err(why)) => lines.push(format!("In the end {why}.")),
+    }
     lines
 }
 
@@ -137,7 +232,7 @@ fn conclusions(sides: Sides<'_>) -> Vec<String> {
         return vec!["Too few requests finished to compare.".into()];
     }
     let mut lines = vec![format!(
-        "Cached share of the prompts: {:.0} % by the selector's choice, {:.0} % in turn.",
+        "Cached share of the prompts: {:.0} % by the selectors' choice, {:.0} % in turn.",
         ours.cached_share() * 100.0,
         theirs.cached_share() * 100.0
     )];
@@ -162,7 +257,7 @@ fn conclusions(sides: Sides<'_>) -> Vec<String> {
     lines.push(format!("The choice itself took {} at the median, HTTP included.", time(choice)));
     if selector.expected > 0 {
         lines.push(format!(
-            "The selector knew the cached tokens exactly for {:.0} % of the requests, from KV events alone.",
+            "The selectors knew the cached tokens exactly for {:.0} % of the requests, from KV events alone.",
             100.0 * selector.expected_exactly as f64 / selector.expected as f64
         ));
     }
@@ -208,7 +303,10 @@ fn thousands(number: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::demo::tally::{Finished, Tally};
+    use crate::demo::{
+        knowledge::Look,
+        tally::{Finished, Tally},
+    };
 
     /// A side whose requests had so many of 1,000 prompt tokens cached and so long a wait.
     fn side(cached_tokens: u64, first_token: Duration) -> Snapshot {
@@ -238,35 +336,60 @@ mod tests {
         let (ours, theirs) = (side(800, Duration::from_millis(25)), side(400, Duration::from_millis(250)));
         let sides = Sides { selector: &ours, round_robin: &theirs };
         let progress = Progress { elapsed: Duration::from_millis(12_340), ended: 6, planned: 12, round: Some(2) };
-        let picture = text(&live(progress, sides));
+        let view = |bookings| SelectorView { answered: 40, bookings };
+        let selectors = Selectorship { selectors: vec![view(Some(7)), view(None)], ..Selectorship::default() };
+        let picture = text(&live(progress, sides, &selectors));
         for line in picture.lines() {
             assert!(line.chars().count() <= 100, "{line}");
         }
         for part in ["12.3 s", "round 2", "6 of 12 requests", "engine-0 vLLM", "engine-1 SGLang", "80 %", "40 %"] {
             assert!(picture.contains(part), "no {part:?} in\n{picture}");
         }
+        assert!(picture.contains("7 bookings live") && picture.contains("gone"), "{picture}");
         assert!(picture.contains("600 computed of 3 000") && picture.contains("1 800 computed of 3 000"), "{picture}");
-        let line = plain(progress, sides);
+        let line = plain(progress, sides, &selectors);
         assert!(line.contains("pointsman: cached  80 %") && line.contains("round robin: cached  40 %"), "{line}");
     }
 
     #[test]
     fn the_summary_says_what_the_numbers_say_and_no_more() {
         let (ours, theirs) = (side(800, Duration::from_millis(25)), side(400, Duration::from_millis(250)));
-        let good = text(&summary(Sides { selector: &ours, round_robin: &theirs }));
+        let good = text(&summary(Sides { selector: &ours, round_robin: &theirs }, &Selectorship::default()));
         for part in [
-            "80 % by the selector's choice, 40 % in turn",
+            "80 % by the selectors' choice, 40 % in turn",
             "200 instead of 600 (3.0 times fewer)",
             "times sooner",
             "for 100 % of the requests",
         ] {
             assert!(good.contains(part), "no {part:?} in\n{good}");
         }
-        let bad = text(&summary(Sides { selector: &theirs, round_robin: &ours }));
+        let bad = text(&summary(Sides { selector: &theirs, round_robin: &ours }, &Selectorship::default()));
         assert!(bad.contains("(0.3 times as many)") && bad.contains("(0.1 times the time)"), "{bad}");
         let nothing = Tally::new(2).snapshot();
-        let empty = text(&summary(Sides { selector: &nothing, round_robin: &ours }));
+        let empty = text(&summary(Sides { selector: &nothing, round_robin: &ours }, &Selectorship::default()));
         assert!(empty.contains("Too few requests"), "{empty}");
+    }
+
+    #[test]
+    fn the_summary_says_what_a_killed_selector_knew_when_it_was_back() {
+        let first = Look { bookings: 6, bookings_missing: 1, blocks: 1500, blocks_missing: 2, ..Look::default() };
+        let span = Duration::from_millis;
+        let drill =
+            Drill { selector: 1, bookings: 9, away: span(2000), ready: span(700), first, equal: Some(span(30)) };
+        let agreed = Some(Ok(1600));
+        let selectors = Selectorship { drill: Some(drill), moved: 3, agreed, ..Selectorship::default() };
+        let ours = side(800, Duration::from_millis(25));
+        let text = text(&summary(Sides { selector: &ours, round_robin: &ours }, &selectors));
+        for part in [
+            "Selector 1 was killed with 9 bookings live",
+            "knew 1 498 of its peers' 1 500 blocks and 5 of 6 bookings: the rest 30 ms later",
+            "3 calls met a selector that was gone",
+        ] {
+            assert!(text.contains(part), "no {part:?} in\n{text}");
+        }
+        let drill = Drill { equal: Some(Duration::ZERO), ..drill };
+        assert!(came_back(&drill)[1].ends_with("5 of 6 bookings: all there is."));
+        assert!(came_back(&Drill { equal: None, ..drill })[1].contains("never the rest"));
     }
 
     #[test]

@@ -53,6 +53,9 @@ pub(super) struct HttpArgs {
     /// Threads that serve requests and ingest events [default: one a processor]
     #[arg(long, env = "POINTSMAN_RUNTIME_THREADS", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub runtime_threads: Option<u16>,
+    /// Stop when standard input ends, as when the process that started this one is gone
+    #[arg(long, hide = true)]
+    pub end_with_stdin: bool,
     /// Accepted for the reference's command lines; events are ingested on the runtime's threads
     #[arg(long, env = "POINTSMAN_THREADS", value_name = "N", default_value_t = 4)]
     pub threads: usize,

@@ -68,6 +68,7 @@ async fn serve(args: SelectorArgs, selection: SelectionConfig) -> Result<(), Cli
     let mut served = tokio::spawn(server.finished());
     tokio::select! {
         signal = signals.recv() => tracing::info!(signal, "stopping"),
+        () = end_of_stdin(), if args.http.end_with_stdin => tracing::info!("stopping: standard input ended"),
         // It ends at the word to stop alone.
         _ = &mut served => return Err(CliError::Failed("the HTTP server ended by itself".to_owned())),
     }
@@ -81,6 +82,13 @@ async fn serve(args: SelectorArgs, selection: SelectionConfig) -> Result<(), Cli
     }
     tracing::info!(cut_off = drained.cut_off, "stopped");
     Ok(())
+}
+
+/// Waits for the end of standard input, or its failure.
+async fn end_of_stdin() {
+    let read = || std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
+    // However it ended, nobody is there any more.
+    let _ended = tokio::task::spawn_blocking(read).await;
 }
 
 /// One line with everything in force; keys and tokens are not in it.
