@@ -17,6 +17,7 @@ import argparse
 import glob
 import http.client
 import json
+import math
 import os
 import random
 import shutil
@@ -60,7 +61,7 @@ def wait_for(what, look, limit=120.0, pause=0.002):
 
 def percentiles(values):
     values = sorted(values)
-    at = lambda share: values[min(len(values) - 1, int(share * len(values)))]
+    at = lambda share: values[max(0, math.ceil(share * len(values)) - 1)]
     return {"n": len(values), "p50": at(0.5), "p99": at(0.99), "max": values[-1]}
 
 

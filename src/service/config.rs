@@ -66,7 +66,8 @@ pub struct RecoveryConfig {
     pub take_catalog: bool,
     /// What was recovered for ranks that nobody has registered is forgotten after that long.
     pub strangers_after: Duration,
-    /// Pause before the first peer is asked, so that peers that start together have opened their ports.
+    /// Pause before the first peer is asked, so that peers that start together have opened their ports. Not for peers of
+    /// the mesh that have been heard.
     pub wait: Duration,
     /// Longest time to connect, to the first byte of an answer, and between two pieces of it.
     pub timeout: Duration,

@@ -231,10 +231,11 @@ async fn tick(shared: Arc<Shared>) {
 }
 
 async fn recover(shared: Arc<Shared>) {
-    if let Some(mesh) = &shared.mesh {
-        shared.late_peers.add(mesh.first_contacts().await);
-    }
-    let recovery::Filled { report, held, seeds } = recovery::run(&shared).await;
+    let heard = match &shared.mesh {
+        Some(mesh) => mesh.first_contacts().await,
+        None => Vec::new(),
+    };
+    let recovery::Filled { report, held, seeds } = recovery::run(&shared, heard).await;
     shared.sources.release(seeds);
     shared.readiness.set(Condition::Index);
     shared.recovery.send_replace(Some(report));

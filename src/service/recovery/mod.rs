@@ -96,8 +96,8 @@ pub(super) struct Filled {
     pub(super) seeds: BTreeMap<StreamKey, Seed>,
 }
 
-/// Asks the peers, fills the core, and lets listeners read.
-pub(super) async fn run(shared: &Arc<Shared>) -> Filled {
+/// Asks the peers, and `heard`, peers that have spoken already; fills the core, and lets listeners read.
+pub(super) async fn run(shared: &Arc<Shared>, heard: Vec<String>) -> Filled {
     let config = &shared.config.recovery;
     let mut filled = Filled::default();
     if !config.peers.is_empty() || shared.late_peers.any() {
@@ -105,6 +105,7 @@ pub(super) async fn run(shared: &Arc<Shared>) -> Filled {
     }
     let mut peers = config.peers.clone();
     peers.extend(shared.late_peers.close());
+    peers.extend(heard);
     let mut seen = BTreeSet::new();
     peers.retain(|peer| seen.insert(peer.trim_end_matches('/').to_owned()));
     peers.truncate(MAX_PEERS);
