@@ -92,15 +92,17 @@ fn selectors_end_with_a_demo_that_is_killed() {
     while !read.contains("requests   pointsman:") {
         assert!(lines.read_line(&mut read).unwrap() > 0, "{read}");
     }
+    let addresses: Vec<_> = read.split_whitespace().filter_map(|word| word.strip_prefix("http://")).collect();
+    assert_eq!(addresses.len(), 3, "{read}");
+    let connect = |address: &&str| std::net::TcpStream::connect(address);
+    let mut connections: Vec<_> = addresses.iter().map(|address| connect(address).unwrap()).collect();
     child.kill().unwrap();
     child.wait().unwrap();
-    let deadline = std::time::Instant::now() + DEADLINE;
-    for url in read.split_whitespace().filter_map(|word| word.strip_prefix("http://")) {
-        while std::net::TcpStream::connect(url).is_ok() {
-            assert!(std::time::Instant::now() < deadline, "{url} still listens");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+    for connection in &mut connections {
+        connection.set_read_timeout(Some(DEADLINE)).unwrap();
+        assert!(matches!(connection.read(&mut [0]), Ok(0)), "it ends");
     }
+    assert!(addresses.iter().all(|address| connect(address).is_err()), "nothing listens any more");
     // Nobody was left to remove it.
     let file = read.lines().find_map(|line| line.trim().strip_prefix("workers file")).unwrap().trim();
     std::fs::remove_dir_all(std::path::Path::new(file).parent().unwrap()).unwrap();
