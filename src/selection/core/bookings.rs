@@ -295,6 +295,12 @@ impl BookingIndex {
         self.shards[number].lock().recent.take_early(id, rank, now)
     }
 
+    /// A call that came early ended a booking before it was live.
+    pub(super) fn ended_early(&self, id: &Arc<str>, rank: WorkerWithDpRank, now: Moment) {
+        let (_, number) = self.shard(id);
+        self.shards[number].lock().recent.ended(Arc::clone(id), rank, true, now);
+    }
+
     /// When the last booking of `id` on `rank` ended here, if that was lately, and whether a call ended it.
     pub(super) fn ended_lately(&self, id: &str, rank: WorkerWithDpRank, now: Moment) -> Option<(Moment, bool)> {
         let (_, number) = self.shard(id);

@@ -138,6 +138,7 @@ impl SelectionCore {
         let facts = Arc::new(facts);
         if early.freed {
             drop(claim);
+            self.bookings.ended_early(&facts.id, rank, now);
             if early.is_local {
                 partition.publish_booking(&facts, || BookingChange::Freed);
             }

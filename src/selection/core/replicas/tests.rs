@@ -414,3 +414,17 @@ fn a_slow_answer_does_not_bring_back_what_ended_soon_after_it_was_made() {
     bed.core.merge_bookings(&key(), PEER, asked, vec![told], &mut report);
     assert_eq!((report.added, report.missed.len(), bed.live()), (0, 1, 0));
 }
+
+#[test]
+fn what_an_early_call_ended_is_not_brought_back_by_a_replica_that_has_it() {
+    let (a, b) = (Bed::new(), Bed::new());
+    a.reserve("x");
+    b.core.free_reservation("x").expect_err("unknown yet");
+    for event in std::mem::take(&mut *a.published.0.lock()) {
+        assert_eq!(b.core.mirror_booking(event, PEER), Mirrored::EndedEarly);
+    }
+    let report = repair(&b, &a, PEER, b.core.now());
+    assert_eq!((report.added, report.missed.len(), b.live()), (0, 1, 0));
+    a.clock.advance(Duration::from_millis(1));
+    assert!(a.core.catch_up(&report.missed[0]));
+}
