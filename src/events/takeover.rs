@@ -1,7 +1,7 @@
 //! What start-up recovery gives to listeners: which of them wait, and where a stream goes on that a peer has followed.
 //!
 //! Listeners connect at once, and their queues keep what is published meanwhile. Invariants: a seed is taken once, by
-//! the listener of the very endpoint it tells of; what nobody takes is forgotten with [`Takeover::expire`].
+//! the listener of the very endpoint it tells of; what nobody takes is forgotten after a while.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -12,7 +12,7 @@ mod state;
 #[cfg(test)]
 mod tests;
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 pub use self::state::{BookingSnapshot, MergeReport, MissedCall, OriginDigest, PartitionDigests};
 use super::{
@@ -22,6 +22,7 @@ use super::{
 };
 use crate::selection::{
     identity::WorkerWithDpRank,
+    moment::Moment,
     partition::PartitionRef,
     replication::{
         Admission, BookingChange, BookingEvent, BookingFacts, MAX_PREFILL_TOKENS, PrefillHint, RouterId, SessionEvent,
@@ -89,7 +90,7 @@ impl SelectionCore {
                     lora_name: event.lora_name,
                     admission,
                     origin: sender,
-                    age: Duration::ZERO,
+                    admitted: self.clock.now(),
                 };
                 self.admit(&partition, new)
             }
@@ -129,12 +130,12 @@ impl SelectionCore {
 
     /// Books what another replica booked.
     fn admit(&self, partition: &PartitionRef, new: NewMirror) -> Mirrored {
-        let NewMirror { id, rank, lora_name, admission, origin, age } = new;
+        let NewMirror { id, rank, lora_name, admission, origin, admitted } = new;
         let admission = bounded(admission);
         let now = self.clock.now();
         let Some(claim) = self.bookings.mirror(Arc::clone(&id), partition) else { return Mirrored::Known };
         let early = self.bookings.take_early(&id, rank, now).unwrap_or_default();
-        let facts = BookingFacts::new(id, rank, lora_name, admission, (now.before(age), now), origin);
+        let facts = BookingFacts::new(id, rank, lora_name, admission, (admitted, now), origin);
         let facts = Arc::new(facts);
         if early.freed {
             drop(claim);
@@ -217,8 +218,8 @@ struct NewMirror {
     lora_name: Option<Arc<str>>,
     admission: Admission,
     origin: RouterId,
-    /// Since it was made.
-    age: Duration,
+    /// When it was made, by this process's clock: in doubt earlier.
+    admitted: Moment,
 }
 
 fn bounded(admission: Admission) -> Admission {

@@ -200,7 +200,7 @@ impl SelectionCore {
             lora_name: booking.lora_name,
             admission: booking.admission,
             origin: booking.origin,
-            age: booking.age,
+            admitted: asked.before(booking.age),
         };
         match self.admit(partition, new) {
             Mirrored::Applied => {

@@ -428,3 +428,20 @@ fn what_an_early_call_ended_is_not_brought_back_by_a_replica_that_has_it() {
     a.clock.advance(Duration::from_millis(1));
     assert!(a.core.catch_up(&report.missed[0]));
 }
+
+#[test]
+fn a_booking_that_passes_through_slow_replicas_does_not_look_younger() {
+    let (a, b, c) = (Bed::new(), Bed::new(), Bed::new());
+    let wait = |time| [&a, &b, &c].iter().for_each(|bed| bed.clock.advance(Duration::from_millis(time)));
+    a.send("x", admitted());
+    c.send("x", admitted());
+    wait(50);
+    c.core.free_reservation("x").expect("live");
+    // From a to b, and from b to c, with slow answers.
+    for (from, to) in [(&a, &b), (&b, &c)] {
+        let (asked, told) = (to.core.now(), from.all(Some(PEER)));
+        wait(500);
+        to.core.merge_bookings(&key(), PEER + 1, asked, told, &mut MergeReport::default());
+    }
+    assert_eq!((b.live(), c.live()), (1, 0));
+}
