@@ -298,21 +298,24 @@ impl Demo {
     async fn agreement(&self) -> Result<u64, String> {
         let until = Instant::now() + AGREE_TIMEOUT;
         loop {
-            let mut all = Vec::new();
-            for number in 0..self.selectors.count() {
-                all.push(self.selectors.knowledge(number).await.map_err(|error| error.to_string())?);
-            }
-            let is_one = all.windows(2).all(|pair| pair[0] == pair[1]);
-            if is_one && all.iter().all(|one| one.live() == 0) {
-                return Ok(all.first().map_or(0, |one| one.blocks.len() as u64));
-            }
-            if Instant::now() > until {
-                let each: Vec<_> =
-                    all.iter().map(|one| format!("{} bookings and {} blocks", one.live(), one.blocks.len())).collect();
-                return Err(format!("the selectors know different things: {}", each.join("; ")));
+            let outcome = self.agree().await;
+            if outcome.is_ok() || Instant::now() > until {
+                return outcome;
             }
             sleep(WATCH).await;
         }
+    }
+
+    async fn agree(&self) -> Result<u64, String> {
+        let mut all = Vec::new();
+        for number in 0..self.selectors.count() {
+            all.push(self.selectors.knowledge(number).await.map_err(|error| error.to_string())?);
+        }
+        if all.windows(2).all(|pair| pair[0] == pair[1]) && all.iter().all(|one| one.live() == 0) {
+            return Ok(all.first().map_or(0, |one| one.blocks.len() as u64));
+        }
+        let each = all.iter().map(|one| format!("{} bookings and {} blocks", one.live(), one.blocks.len()));
+        Err(format!("the selectors know different things: {}", each.collect::<Vec<_>>().join("; ")))
     }
 
     fn selectorship(&self) -> Selectorship {

@@ -164,7 +164,7 @@ fn selector_conclusions(selectors: &Selectorship) -> Vec<String> {
             thousands(*blocks)
         )),
         Some(Ok(_)) | None => {}
-        Some(Err(why)) => lines.push(format!("In the end {why}.")),
+        Some(Err(why)) => lines.push(format!("In the end: {why}.")),
     }
     lines
 }
