@@ -23,6 +23,10 @@ use crate::selection::{PartitionKey, core::OriginDigest, replication::RouterId};
 const FIRST_PAUSE: Duration = Duration::from_secs(2);
 /// Longest pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// A difference a peer tells nothing of any more is forgotten after this time.
+const FORGET: Duration = Duration::from_secs(60);
+/// Shortest time between two questions about one loss.
+const GAP_PAUSE: Duration = Duration::from_millis(250);
 /// Most differences kept of one peer.
 const MAX_DIFFERENCES: usize = 4 * MAX_PARTITIONS;
 
@@ -42,9 +46,26 @@ pub(super) struct Difference {
 #[derive(Clone, Debug)]
 struct Seen {
     difference: Difference,
+    /// Beacons that showed just this difference.
     times: u32,
+    /// Something was lost since the two were equal: a difference that changes is one too.
+    lossy: bool,
+    /// Last seen.
+    at: Instant,
+    /// Asked for what came since a loss.
+    asked: Option<Instant>,
     /// Asked without effect: not again before this.
     pause: Option<(Instant, Duration)>,
+}
+
+/// What a peer is to be asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ask {
+    Nothing,
+    /// Bookings after the loss.
+    Since,
+    /// All of them.
+    All,
 }
 
 /// Differences of one peer.
@@ -52,21 +73,38 @@ struct Seen {
 pub(super) struct Comparison(HashMap<Subject, Seen>);
 
 impl Comparison {
-    /// What a beacon showed; whether the peer is to be asked.
-    fn saw(&mut self, subject: Subject, difference: Difference, now: Instant) -> bool {
+    /// What a beacon showed, and whether messages were lost before it; what the peer is to be asked for.
+    fn saw(&mut self, subject: Subject, difference: Difference, lost: bool, now: Instant) -> Ask {
         if difference.bookings == 0 && difference.sum == 0 && difference.sessions == 0 {
             self.0.remove(&subject);
-            return false;
+            return Ask::Nothing;
         }
         if self.0.len() >= MAX_DIFFERENCES && !self.0.contains_key(&subject) {
-            return false;
+            return Ask::Nothing;
         }
-        let seen = self.0.entry(subject).or_insert(Seen { difference, times: 0, pause: None });
+        let new = Seen { difference, times: 0, lossy: false, at: now, asked: None, pause: None };
+        let seen = self.0.entry(subject).or_insert_with(|| new.clone());
         if seen.difference != difference {
-            *seen = Seen { difference, times: 0, pause: None };
+            // Under traffic a difference changes with every beacon; asking in vain pauses it all the same.
+            let pause = seen.pause.filter(|_| seen.lossy && seen.difference.membership == difference.membership);
+            *seen = Seen { lossy: seen.lossy, asked: seen.asked, pause, times: u32::from(seen.lossy), ..new };
         }
+        seen.at = now;
+        seen.lossy |= lost;
         seen.times = seen.times.saturating_add(1);
-        seen.times >= 2 && seen.pause.is_none_or(|(until, _)| now >= until)
+        if seen.times >= 2 && seen.pause.is_none_or(|(until, _)| now >= until) {
+            Ask::All
+        } else if lost && seen.asked.is_none_or(|asked| now.duration_since(asked) >= GAP_PAUSE) {
+            seen.asked = Some(now);
+            Ask::Since
+        } else {
+            Ask::Nothing
+        }
+    }
+
+    /// Forgets what the peer tells nothing of any more.
+    fn forget_old(&mut self, now: Instant) {
+        self.0.retain(|_, seen| now.duration_since(seen.at) < FORGET);
     }
 
     /// The peer was asked, and nothing changed.
@@ -115,17 +153,17 @@ pub(super) fn compare(
                 membership: ours.membership,
             };
             let subject = (key.clone(), origin);
-            let lasts = followed.state.lock().comparison.saw(subject.clone(), difference, now);
-            let gap = lost_since.filter(|_| origin == sender);
-            if lasts {
-                followed.wanted.lock().want(subject, None);
-                followed.wake.notify_one();
-            } else if gap.is_some() && difference.sum != 0 {
-                followed.wanted.lock().want(subject, gap);
-                followed.wake.notify_one();
-            }
+            let gap = lost_since.filter(|_| origin == sender && difference.sum != 0);
+            let since = match followed.state.lock().comparison.saw(subject.clone(), difference, gap.is_some(), now) {
+                Ask::Nothing => continue,
+                Ask::Since => gap,
+                Ask::All => None,
+            };
+            followed.wanted.lock().want(subject, since);
+            followed.wake.notify_one();
         }
     }
+    followed.state.lock().comparison.forget_old(now);
 }
 
 #[cfg(test)]
@@ -143,30 +181,71 @@ mod tests {
     #[test]
     fn only_a_difference_that_stays_is_asked_for() {
         let (mut comparison, now) = (Comparison::default(), Instant::now());
-        assert!(!comparison.saw(subject(), by(1), now));
-        assert!(!comparison.saw(subject(), by(2), now), "it changed");
-        assert!(comparison.saw(subject(), by(2), now));
+        assert_eq!(comparison.saw(subject(), by(1), false, now), Ask::Nothing);
+        assert_eq!(comparison.saw(subject(), by(2), false, now), Ask::Nothing, "it changed");
+        assert_eq!(comparison.saw(subject(), by(2), false, now), Ask::All);
         assert_eq!(comparison.diverged(), [subject().0]);
-        assert!(!comparison.saw(subject(), by(0), now), "it is gone");
+        assert_eq!(comparison.saw(subject(), by(0), false, now), Ask::Nothing, "it is gone");
         assert_eq!(comparison.diverged(), []);
-        assert!(!comparison.saw(subject(), by(2), now), "counted anew");
+        assert_eq!(comparison.saw(subject(), by(2), false, now), Ask::Nothing, "counted anew");
     }
 
     #[test]
     fn what_asking_does_not_mend_is_asked_ever_more_rarely() {
         let (mut comparison, mut now) = (Comparison::default(), Instant::now());
-        comparison.saw(subject(), by(3), now);
+        comparison.saw(subject(), by(3), false, now);
         let mut pauses = Vec::new();
         for _ in 0..8 {
-            assert!(comparison.saw(subject(), by(3), now));
+            assert_eq!(comparison.saw(subject(), by(3), false, now), Ask::All);
             comparison.asked_in_vain(&subject(), now);
             let (_, pause) = comparison.0[&subject()].pause.expect("a pause");
-            assert!(!comparison.saw(subject(), by(3), now));
+            assert_eq!(comparison.saw(subject(), by(3), false, now), Ask::Nothing);
             pauses.push(pause.as_secs());
             now += pause + Duration::from_secs(1);
         }
         assert_eq!(pauses, [2, 4, 8, 16, 32, 60, 60, 60]);
-        assert!(!comparison.saw(subject(), Difference { membership: 1, ..by(3) }, now), "workers came: counted anew");
-        assert!(comparison.saw(subject(), Difference { membership: 1, ..by(3) }, now));
+        assert_eq!(
+            comparison.saw(subject(), Difference { membership: 1, ..by(3) }, false, now),
+            Ask::Nothing,
+            "workers came: counted anew"
+        );
+        assert_eq!(comparison.saw(subject(), Difference { membership: 1, ..by(3) }, false, now), Ask::All);
+    }
+    #[test]
+    fn after_a_loss_a_difference_that_changes_is_asked_for_too() {
+        let (mut comparison, now) = (Comparison::default(), Instant::now());
+        assert_eq!(comparison.saw(subject(), by(1), true, now), Ask::Since);
+        assert_eq!(comparison.saw(subject(), by(2), false, now), Ask::All);
+        comparison.asked_in_vain(&subject(), now);
+        assert_eq!(comparison.saw(subject(), by(3), false, now), Ask::Nothing, "a pause lasts while it changes");
+        let later = now + FIRST_PAUSE;
+        assert_eq!(comparison.saw(subject(), by(4), false, later), Ask::All);
+        assert_eq!(comparison.saw(subject(), by(0), false, later), Ask::Nothing);
+        assert_eq!(comparison.saw(subject(), by(1), false, later), Ask::Nothing, "equal in between: no loss any more");
+        assert_eq!(comparison.saw(subject(), by(2), false, later), Ask::Nothing);
+    }
+
+    #[test]
+    fn losses_without_end_are_asked_for_four_times_a_second() {
+        let (mut comparison, mut now) = (Comparison::default(), Instant::now());
+        let mut asked = 0;
+        for step in 0..1_000 {
+            now += Duration::from_millis(1);
+            // Ever asked in vain, as of a peer that tells anything.
+            comparison.asked_in_vain(&subject(), now);
+            asked += u32::from(comparison.saw(subject(), by(step + 1), true, now) != Ask::Nothing);
+        }
+        assert!(asked <= 5, "{asked}");
+    }
+
+    #[test]
+    fn what_is_not_told_of_any_more_is_forgotten() {
+        let (mut comparison, now) = (Comparison::default(), Instant::now());
+        comparison.saw(subject(), by(1), false, now);
+        comparison.saw(subject(), by(1), false, now);
+        comparison.forget_old(now + FORGET / 2);
+        assert_eq!(comparison.diverged(), [subject().0]);
+        comparison.forget_old(now + FORGET);
+        assert_eq!(comparison.diverged(), []);
     }
 }

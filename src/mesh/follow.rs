@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Weak,
         atomic::{AtomicU64, Ordering},
@@ -35,8 +36,14 @@ use crate::{
     },
 };
 
-/// Messages applied before other tasks of the thread get a turn.
+/// Messages applied before other tasks of the thread get a turn, and what larger ones count as.
 const TURN: usize = 128;
+const TURN_BYTES: usize = 16 << 10;
+/// A replica of ours that says nothing over a connection for this many beacons gets a new connection: what broke may
+/// not show for as long as nothing is sent.
+const SILENT_BEACONS: u32 = 6;
+/// Shortest time between two such connections.
+const RECONNECT_PAUSE: Duration = Duration::from_secs(5);
 /// Lag that is worth a warning.
 const ALARM: Duration = Duration::from_millis(100);
 /// One warning of a kind and peer in this time.
@@ -62,6 +69,7 @@ pub(super) enum Drop {
     SecondEndpoint,
     Stale,
     ReceiverBehind,
+    Panicked,
     Mirror(&'static str),
 }
 
@@ -76,6 +84,7 @@ impl Drop {
             Self::SecondEndpoint => "second_endpoint",
             Self::Stale => "stale",
             Self::ReceiverBehind => "receiver_behind",
+            Self::Panicked => "panicked",
             Self::Mirror(reason) => reason,
         }
     }
@@ -115,8 +124,12 @@ pub(super) struct State {
     pub(super) leaving: bool,
     pub(super) last_sequence: u64,
     pub(super) heard: Option<Instant>,
+    /// A beacon came over the connection that is up.
+    speaks: bool,
+    reconnected: Option<Instant>,
     pub(super) lag: Option<Duration>,
     pub(super) late: u64,
+    pub(super) disconnects: u64,
     pub(super) gaps: u64,
     pub(super) dropped: BTreeMap<Drop, u64>,
     pub(super) comparison: Comparison,
@@ -154,6 +167,20 @@ impl Offsets {
 impl State {
     pub(super) fn drop_message(&mut self, drop: Drop) {
         *self.dropped.entry(drop).or_default() += 1;
+    }
+
+    /// Whether a replica that spoke over this connection has stopped to, and the connection is to be made anew.
+    fn is_dead(&mut self, beacon_interval: Duration) -> bool {
+        let now = Instant::now();
+        let over = |since: Option<Instant>, limit| since.is_none_or(|since| now.duration_since(since) >= limit);
+        let dead = self.connected
+            && self.speaks
+            && over(self.heard, beacon_interval * SILENT_BEACONS)
+            && over(self.reconnected, RECONNECT_PAUSE);
+        if dead {
+            self.reconnected = Some(now);
+        }
+        dead
     }
 
     /// Whether a warning of this kind is due.
@@ -212,12 +239,23 @@ impl Followed {
 pub(super) async fn follow(peers: Weak<Peers>, followed: Arc<Followed>, mut subscriber: Subscriber) {
     let mut turn = 0;
     loop {
-        let event = subscriber.recv().await;
+        let pause = peers.upgrade().map_or(RECONNECT_PAUSE, |peers| peers.config.beacon_interval);
+        let event = match tokio::time::timeout(pause, subscriber.recv()).await {
+            Ok(event) => event,
+            Err(_) => {
+                if followed.state.lock().is_dead(pause) {
+                    tracing::info!(peer = %followed.endpoint, "a peer is silent: connecting anew");
+                    subscriber.reconnect();
+                }
+                continue;
+            }
+        };
         let Some(peers) = peers.upgrade() else { return };
         match event {
             SubscriberEvent::Connected => {
                 let mut state = followed.state.lock();
                 state.connected = true;
+                state.speaks = false;
                 state.last_error = None;
                 drop(state);
                 followed.contact.send_if_modified(|contact| {
@@ -230,6 +268,7 @@ pub(super) async fn follow(peers: Weak<Peers>, followed: Arc<Followed>, mut subs
             }
             SubscriberEvent::Disconnected(error) => {
                 let mut state = followed.state.lock();
+                state.disconnects += u64::from(state.connected);
                 state.connected = false;
                 state.lag = None;
                 state.last_error = Some(error.to_string());
@@ -244,9 +283,14 @@ pub(super) async fn follow(peers: Weak<Peers>, followed: Arc<Followed>, mut subs
                 }
             }
             SubscriberEvent::Message(message) => {
-                take(&peers, &followed, &message);
-                turn += 1;
-                if turn % TURN == 0 {
+                let bytes: usize = message.iter().map(|frame| frame.len()).sum();
+                let taken = catch_unwind(AssertUnwindSafe(|| take(&peers, &followed, &message)));
+                if taken.is_err() {
+                    followed.state.lock().drop_message(Drop::Panicked);
+                }
+                turn += 1 + bytes / TURN_BYTES;
+                if turn >= TURN {
+                    turn = 0;
                     tokio::task::yield_now().await;
                 }
             }
@@ -369,6 +413,7 @@ fn hear(peers: &Peers, followed: &Arc<Followed>, router_id: RouterId, version: u
     state.is_self = is_self;
     state.leaving = beacon.leaving;
     state.heard = Some(now);
+    state.speaks = true;
     state.last_sequence = beacon.sequence;
     let host = || host_of(&followed.endpoint).zip(beacon.http_port);
     state.url = beacon.url.clone().or_else(|| host().map(|(host, port)| format!("http://{host}:{port}")));
@@ -383,14 +428,17 @@ fn hear(peers: &Peers, followed: &Arc<Followed>, router_id: RouterId, version: u
     }
     let published = [beacon.sequence, beacon.session_sequence];
     let lost = match state.counted_from {
-        Some(from) => std::array::from_fn(|of| published[of].wrapping_sub(from[of]).saturating_sub(state.received[of])),
+        // One that counts backwards is beyond comparison.
+        Some(from) => {
+            std::array::from_fn(|of| published[of].saturating_sub(from[of]).saturating_sub(state.received[of]))
+        }
         None => [0, 0],
     };
     let since = state.counted_from.map(|from| from[0]);
     state.counted_from = Some(published);
     state.received = [0, 0];
-    let lost: u64 = lost.iter().sum();
-    state.gaps += lost;
+    let lost = lost[0].saturating_add(lost[1]);
+    state.gaps = state.gaps.saturating_add(lost);
     drop(state);
     followed.contact.send_replace(Contact::Done);
     if !counts {

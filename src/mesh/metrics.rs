@@ -59,6 +59,10 @@ impl Collector for MeshCollector {
         gauge(encoder, "subscribers", "Replicas that subscribe.", status.subscribers as f64)?;
         let help = "Messages subscribers lost because they did not keep up.";
         counter(encoder, "dropped_for_subscribers", help, status.dropped_for_subscribers)?;
+        let help = "Messages that waited for subscribers whose connection ended.";
+        counter(encoder, "lost_at_disconnect", help, status.lost_at_disconnect)?;
+        let help = "Connections to the publisher that broke the protocol or failed in their handshake.";
+        counter(encoder, "refused_subscribers", help, status.refused_subscribers)?;
         let mut states = BTreeMap::from([("connecting", 0u32), ("connected", 0), ("silent", 0)]);
         let mut dropped: BTreeMap<&str, u64> = BTreeMap::new();
         let (mut lag, mut diverged) = (0f64, 0usize);
@@ -92,6 +96,7 @@ impl Collector for MeshCollector {
         let sum = |of: fn(&status::PeerStatus) -> u64| status.peers.iter().map(of).sum::<u64>();
         counter(encoder, "applied", "Messages of peers that changed something.", sum(|peer| peer.applied))?;
         counter(encoder, "lost", "Messages of peers that did not arrive.", sum(|peer| peer.gaps))?;
+        counter(encoder, "disconnects", "Connections to peers that ended.", sum(|peer| peer.disconnects))?;
         counter(encoder, "late", "Beacons that came 100 ms late or more.", sum(|peer| peer.late))?;
         counter(encoder, "repairs", "Answers of peers that brought what was missed.", sum(|peer| peer.repairs))?;
         counter(encoder, "failed_repairs", "Peers that could not be asked.", sum(|peer| peer.failed_repairs))?;

@@ -10,6 +10,7 @@
 //! | `repair` | asking a peer for what is missing |
 //! | `state` | live bookings and sessions as a stream of frames |
 //! | `status`, `metrics` | what of it is shown |
+//! | `fuzzing` | the entry point of the fuzz target |
 //!
 //! A booking goes out at once, on the thread of its request, and nobody waits for a peer. Nothing is relayed. What is
 //! lost is found by digests of the live bookings each replica made, which beacons carry twice a second, and is asked
@@ -20,6 +21,9 @@
 
 mod compare;
 mod follow;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod metrics;
 mod outlet;
 mod peers;
@@ -88,6 +92,11 @@ impl Default for MeshConfig {
             transport: TransportConfig {
                 max_frame_bytes: MAX_MESSAGE_BYTES,
                 max_message_bytes: 2 * MAX_MESSAGE_BYTES,
+                // A mesh is whole again within seconds after what broke it is gone.
+                connect_timeout: Duration::from_secs(4),
+                reconnect_max: Duration::from_secs(1),
+                heartbeat_interval: Duration::from_secs(2),
+                heartbeat_timeout: Duration::from_secs(6),
                 ..TransportConfig::default()
             },
         }

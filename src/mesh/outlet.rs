@@ -158,8 +158,15 @@ impl Outlet {
         }
         // Its own first: it is the one that must not be cut off.
         origins.sort_by_key(|digest| (digest.origin != self.router_id, digest.origin));
-        let told = origins.iter().filter(|digest| digest.origin == self.router_id || !is_heard(digest.origin));
-        let origins = told
+        origins.retain(|digest| digest.origin == self.router_id || !is_heard(digest.origin));
+        if origins.len() > MAX_ORIGINS {
+            // The others take turns.
+            let others = &mut origins[1..];
+            let first = self.beacons() % others.len() as u64 * (MAX_ORIGINS as u64 - 1) % others.len() as u64;
+            others.rotate_left(first as usize);
+        }
+        let origins = origins
+            .iter()
             .take(MAX_ORIGINS)
             .map(|digest| OriginState {
                 router_id: digest.origin,

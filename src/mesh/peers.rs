@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use futures_util::StreamExt;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
@@ -28,6 +29,9 @@ use crate::{
 const MAX_PEERS: usize = 4096;
 /// A replica that sent no beacon for this many intervals is not heard any more.
 pub(super) const MISSED_BEACONS: u32 = 4;
+
+/// Peers whose load is taken over at the same time.
+const TAKEN_OVER_AT_ONCE: usize = 4;
 
 /// Why a peer cannot be followed.
 #[derive(Debug, thiserror::Error)]
@@ -148,7 +152,8 @@ impl Peers {
     pub(super) fn hear(&self, router_id: RouterId, endpoint: &Arc<str>) -> bool {
         let within = self.config.beacon_interval * MISSED_BEACONS;
         let mut voices = self.voices.lock();
-        voices.retain(|_, voice| voice.heard.elapsed() <= within * 10);
+        // An endpoint speaks for one process: the one before is gone.
+        voices.retain(|&known, voice| known == router_id || voice.endpoint != *endpoint);
         let now = Instant::now();
         let voice = voices.entry(router_id).or_insert_with(|| Voice { endpoint: Arc::clone(endpoint), heard: now });
         if voice.endpoint != *endpoint && voice.heard.elapsed() > within {
@@ -184,10 +189,14 @@ impl Peers {
 
     /// See [`super::Mesh::warm_up`].
     pub(super) async fn warm_up(&self) {
-        for followed in self.followed() {
-            if let Some(url) = followed.url() {
-                repair::take_over(self, &followed, &url).await;
-            }
-        }
+        futures_util::stream::iter(self.followed())
+            .for_each_concurrent(TAKEN_OVER_AT_ONCE, async |followed| {
+                let Some(url) = followed.url() else { return };
+                let taking = repair::take_over(self, &followed, &url);
+                if tokio::time::timeout(self.config.repair_timeout, taking).await.is_err() {
+                    tracing::warn!(peer = %followed.endpoint, "a peer's load could not be taken over in time");
+                }
+            })
+            .await;
     }
 }

@@ -37,8 +37,10 @@ use crate::selection::{
 const MAX_WANTED: usize = 1024;
 /// Time to connect to a peer, and between two pieces of its answer.
 const STALL: Duration = Duration::from_secs(5);
-/// Most bookings taken from one answer.
-const MAX_BOOKINGS: usize = 10_000_000;
+/// Most bytes read of one answer, unpacked.
+const MAX_ANSWER_BYTES: u64 = 8 << 30;
+/// Most bytes of ids remembered of one answer.
+const MAX_NAMED_BYTES: usize = 1 << 30;
 /// Most calls a peer is told of after one answer; the next answer brings the rest.
 const MAX_TOLD: usize = 10_000;
 
@@ -82,6 +84,8 @@ pub(super) enum RepairError {
     OtherInstance,
     #[error("no answer in time")]
     Timeout,
+    #[error("taking the answer over panicked")]
+    Panicked,
 }
 
 /// Asks peers.
@@ -92,22 +96,13 @@ pub(super) struct Client {
     limit: Duration,
 }
 
-/// What a peer has.
-#[derive(Debug, Default)]
-struct State {
-    bookings: Vec<BookingSnapshot>,
-    sessions: Vec<SessionSnapshot>,
-}
-
-/// What a peer is asked for.
+/// A question to a peer.
 struct Question<'a> {
     url: &'a str,
-    /// Only this process may answer.
-    instance_id: Option<&'a str>,
+    /// The process that is to answer.
+    instance_id: Option<String>,
     key: &'a PartitionKey,
-    /// What this replica made; `None` = all.
     origin: Option<RouterId>,
-    /// What its maker published after this sequence number.
     since: Option<u64>,
 }
 
@@ -123,12 +118,8 @@ impl Client {
         Ok(Self { http, token, limit })
     }
 
-    async fn ask(&self, question: &Question<'_>) -> Result<State, RepairError> {
-        tokio::time::timeout(self.limit, self.state(question)).await.map_err(|_| RepairError::Timeout)?
-    }
-
-    async fn state(&self, question: &Question<'_>) -> Result<State, RepairError> {
-        let Question { url, instance_id, key, origin, since } = *question;
+    async fn ask(&self, question: Question<'_>) -> Result<Answer, RepairError> {
+        let Question { url, instance_id, key, origin, since } = question;
         let mut request = self
             .http
             .get(format!("{}/replica_sync/state", url.trim_end_matches('/')))
@@ -148,45 +139,86 @@ impl Client {
         }
         let compressed = response.headers().get(header::CONTENT_ENCODING).is_some_and(|name| name == "zstd");
         let body = BufReader::new(StreamReader::new(response.bytes_stream().map_err(std::io::Error::other)));
-        let mut body: Pin<Box<dyn AsyncRead + Send>> =
+        let body: Pin<Box<dyn AsyncRead + Send>> =
             if compressed { Box::pin(ZstdDecoder::new(body)) } else { Box::pin(body) };
-        read(&mut body, instance_id).await
+        Ok(Answer { body, instance_id, bytes: Vec::new(), has_head: false, total: 0 })
     }
 }
 
-async fn read(body: &mut Pin<Box<dyn AsyncRead + Send>>, instance_id: Option<&str>) -> Result<State, RepairError> {
-    let mut state = State::default();
-    let mut bytes = Vec::new();
-    let mut is_first = true;
-    loop {
-        let length = body.read_u32_le().await? as usize;
-        if length > MAX_FRAME_BYTES {
-            return Err(RepairError::TooLarge("a frame"));
+/// What a peer has, read frame by frame.
+struct Answer {
+    body: Pin<Box<dyn AsyncRead + Send>>,
+    instance_id: Option<String>,
+    bytes: Vec<u8>,
+    has_head: bool,
+    /// Bytes read so far, unpacked.
+    total: u64,
+}
+
+impl Answer {
+    /// The next frame and whether it is the last.
+    async fn next(&mut self) -> Result<(Part, bool), RepairError> {
+        let length = self.body.read_u32_le().await? as usize;
+        self.total += length as u64;
+        if length > MAX_FRAME_BYTES || self.total > MAX_ANSWER_BYTES {
+            return Err(RepairError::TooLarge(if length > MAX_FRAME_BYTES { "a frame" } else { "all of it" }));
         }
         // Grows with what arrives, not with what is announced.
-        bytes.clear();
-        let got = body.as_mut().take(length as u64).read_to_end(&mut bytes).await?;
+        self.bytes.clear();
+        let got = self.body.as_mut().take(length as u64).read_to_end(&mut self.bytes).await?;
         if got < length {
             return Err(std::io::Error::from(std::io::ErrorKind::UnexpectedEof).into());
         }
-        let frame: Frame<'_> = rmp_serde::from_slice(&bytes)?;
+        let frame = Frame::decode(&self.bytes)?;
         match &frame.head {
             Some(head) if head.version != WIRE_VERSION => return Err(RepairError::Version(head.version)),
-            Some(head) if instance_id.is_some_and(|expected| expected != head.instance_id) => {
+            Some(head) if self.instance_id.as_ref().is_some_and(|expected| *expected != head.instance_id) => {
                 return Err(RepairError::OtherInstance);
             }
-            None if is_first => return Err(RepairError::Version(0)),
-            _ => is_first = false,
+            None if !self.has_head => return Err(RepairError::Version(0)),
+            _ => self.has_head = true,
         }
-        state.bookings.extend(frame.bookings.into_iter().map(BookingSnapshot::from));
-        state.sessions.extend(frame.sessions.into_iter().map(SessionSnapshot::from));
-        if state.bookings.len() > MAX_BOOKINGS {
-            return Err(RepairError::TooLarge("bookings"));
-        }
-        if frame.end {
-            return Ok(state);
+        let part = Part {
+            bookings: frame.bookings.into_iter().map(BookingSnapshot::from).collect(),
+            sessions: frame.sessions.into_iter().map(SessionSnapshot::from).collect(),
+        };
+        // What is packed tightly unpacks without a pause otherwise.
+        tokio::task::yield_now().await;
+        Ok((part, frame.end))
+    }
+}
+
+/// Reads a whole answer; how many bookings and sessions it has, if nothing is missing.
+#[cfg(any(test, fuzzing))]
+pub(super) fn fuzz_answer(bytes: &[u8]) -> Option<(usize, usize)> {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().ok()?;
+    let body = Box::pin(std::io::Cursor::new(bytes.to_vec()));
+    let mut answer = Answer { body, instance_id: None, bytes: Vec::new(), has_head: false, total: 0 };
+    let (mut bookings, mut sessions) = (0, 0);
+    loop {
+        let outcome = runtime.block_on(answer.next());
+        assert!(answer.bytes.capacity() <= 2 * bytes.len() + 64, "memory follows what arrived");
+        match outcome {
+            Ok((part, is_last)) => {
+                bookings += part.bookings.len();
+                sessions += part.sessions.len();
+                if is_last {
+                    return Some((bookings, sessions));
+                }
+            }
+            Err(error) => {
+                assert!(!error.to_string().is_empty());
+                return None;
+            }
         }
     }
+}
+
+/// A part of what a peer has.
+#[derive(Debug, Default)]
+struct Part {
+    bookings: Vec<BookingSnapshot>,
+    sessions: Vec<SessionSnapshot>,
 }
 
 /// Mends what one peer's beacons show, until its task is ended.
@@ -235,53 +267,92 @@ async fn mend(
     origin: Option<RouterId>,
     since: Option<u64>,
 ) -> Result<MergeReport, RepairError> {
-    let (instance_id, speaker) = {
-        let state = followed.state.lock();
-        (state.instance_id.clone(), state.router_id)
+    let mending = async {
+        let (instance_id, speaker) = {
+            let state = followed.state.lock();
+            (state.instance_id.clone(), state.router_id)
+        };
+        // Only its maker knows that a booking is over.
+        let authority = origin.filter(|_| origin == speaker && since.is_none());
+        let asked = peers.core.now();
+        let mut answer = peers.client.ask(Question { url, instance_id, key, origin, since }).await?;
+        let mut merger = Merger {
+            core: Arc::clone(&peers.core),
+            key: key.clone(),
+            asked,
+            from: speaker.unwrap_or_default(),
+            own: peers.outlet.router_id(),
+            report: MergeReport::default(),
+        };
+        let (mut live, mut named) = (HashSet::new(), 0);
+        loop {
+            let (part, is_last) = answer.next().await?;
+            if authority.is_some() {
+                let ids = part.bookings.iter().map(|booking| Arc::clone(&booking.selection_id));
+                live.extend(ids.inspect(|id| named += id.len() + size_of::<Arc<str>>()));
+                if named > MAX_NAMED_BYTES {
+                    return Err(RepairError::TooLarge("ids"));
+                }
+            }
+            if !part.bookings.is_empty() || !part.sessions.is_empty() {
+                merger = merger.off_thread(move |merger| merger.merge(part)).await?;
+            }
+            if is_last {
+                break;
+            }
+        }
+        if let Some(origin) = authority {
+            merger = merger.off_thread(move |merger| merger.end_absent(origin, &live)).await?;
+        }
+        Ok(merger.report)
     };
-    let asked = peers.core.now();
-    let question = Question { url, instance_id: instance_id.as_deref(), key, origin, since };
-    let state = peers.client.ask(&question).await?;
-    let core = Arc::clone(&peers.core);
-    // Only its maker knows that a booking is over.
-    let authority = origin.filter(|_| origin == speaker && since.is_none());
-    let (key, from, own) = (key.clone(), speaker.unwrap_or_default(), peers.outlet.router_id());
-    let merged = tokio::task::spawn_blocking(move || merge(&core, &key, state, asked, authority, from, own)).await;
-    let report = merged.unwrap_or_default();
+    let report = tokio::time::timeout(peers.client.limit, mending).await.map_err(|_| RepairError::Timeout)??;
     for call in report.missed.iter().take(MAX_TOLD) {
         peers.outlet.tell_missed(call);
     }
     Ok(report)
 }
 
-fn merge(
-    core: &crate::selection::SelectionCore,
-    key: &PartitionKey,
-    state: State,
+/// Takes over what a peer answers.
+struct Merger {
+    core: Arc<crate::selection::SelectionCore>,
+    key: PartitionKey,
     asked: Moment,
-    authority: Option<RouterId>,
     from: RouterId,
     own: RouterId,
-) -> MergeReport {
-    let mut report = MergeReport::default();
-    let live: HashSet<Arc<str>> = state.bookings.iter().map(|booking| Arc::clone(&booking.selection_id)).collect();
-    // What this process made it knows best.
-    let bookings = state.bookings.into_iter().filter(|booking| booking.origin != own).collect();
-    core.merge_bookings(key, from, asked, bookings, &mut report);
-    if let Some(origin) = authority {
-        core.end_absent(key, origin, asked, &live, &mut report);
+    report: MergeReport,
+}
+
+impl Merger {
+    async fn off_thread(mut self, work: impl FnOnce(&mut Self) + Send + 'static) -> Result<Self, RepairError> {
+        let done = tokio::task::spawn_blocking(move || {
+            work(&mut self);
+            self
+        });
+        done.await.map_err(|_| RepairError::Panicked)
     }
-    for session in state.sessions {
-        let SessionSnapshot { session_id, target, version } = session;
-        if version.writer_id == own {
-            continue;
-        }
-        let event = SessionEvent { partition: key.clone(), session_id, target, version };
-        if core.mirror_session(&event) == crate::selection::core::Mirrored::Applied {
-            report.sessions += 1;
+
+    fn merge(&mut self, part: Part) {
+        let own = self.own;
+        // What this process made it knows best.
+        let bookings = part.bookings.into_iter().filter(|booking| booking.origin != own);
+        self.core.merge_bookings(&self.key, self.from, self.asked, bookings, &mut self.report);
+        self.report.missed.truncate(MAX_TOLD);
+        for session in part.sessions {
+            let SessionSnapshot { session_id, target, version } = session;
+            if version.writer_id == own {
+                continue;
+            }
+            let event = SessionEvent { partition: self.key.clone(), session_id, target, version };
+            if self.core.mirror_session(&event) == crate::selection::core::Mirrored::Applied {
+                self.report.sessions += 1;
+            }
         }
     }
-    report
+
+    fn end_absent(&mut self, origin: RouterId, live: &HashSet<Arc<str>>) {
+        self.core.end_absent(&self.key, origin, self.asked, live, &mut self.report);
+    }
 }
 
 /// Takes over everything a peer has.

@@ -7,7 +7,7 @@ use std::{borrow::Cow, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use super::wire::beacon::WIRE_VERSION;
+use super::wire::{beacon::WIRE_VERSION, hashes};
 use crate::selection::{
     PartitionKey, SelectionCore, WorkerWithDpRank,
     core::BookingSnapshot,
@@ -65,6 +65,7 @@ pub(super) struct Booking<'a> {
     dp_rank: u32,
     #[serde(default, borrow, skip_serializing_if = "Option::is_none")]
     lora_name: Option<Cow<'a, str>>,
+    #[serde(deserialize_with = "hashes::read")]
     sequence: Cow<'a, [u64]>,
     track_prefill_tokens: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -154,6 +155,13 @@ impl From<Session<'_>> for SessionSnapshot {
             target: AffinityTarget { worker_id: session.worker_id, dp_rank: session.dp_rank },
             version: SessionVersion { sequence: session.sequence, writer_id: session.writer_id },
         }
+    }
+}
+
+impl<'a> Frame<'a> {
+    /// Reads a frame without its length.
+    pub(super) fn decode(bytes: &'a [u8]) -> Result<Self, rmp_serde::decode::Error> {
+        rmp_serde::from_slice(bytes)
     }
 }
 

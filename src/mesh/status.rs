@@ -29,6 +29,10 @@ pub struct MeshStatus {
     pub subscribers: usize,
     /// Messages a subscriber lost because it did not keep up.
     pub dropped_for_subscribers: u64,
+    /// Messages that waited for subscribers whose connection ended.
+    pub lost_at_disconnect: u64,
+    /// Connections that broke the protocol or failed in their handshake.
+    pub refused_subscribers: u64,
     /// Followed publishers.
     pub peers: Vec<PeerStatus>,
 }
@@ -72,6 +76,8 @@ pub struct PeerStatus {
     pub lag_ms: Option<f64>,
     /// Beacons that took 100 ms longer than the fastest, or more.
     pub late: u64,
+    /// Times its connection ended, or was ended because it broke the protocol.
+    pub disconnects: u64,
     /// Its messages that did not arrive.
     pub gaps: u64,
     /// Times its state was asked for and something was missing.
@@ -117,6 +123,8 @@ impl MeshStatus {
             sequence: 0,
             subscribers: 0,
             dropped_for_subscribers: 0,
+            lost_at_disconnect: 0,
+            refused_subscribers: 0,
             peers: Vec::new(),
         }
     }
@@ -135,6 +143,8 @@ pub(super) fn of(outlet: &Outlet, peers: &Peers, config: &MeshConfig) -> MeshSta
         sequence: outlet.sequences().bookings,
         subscribers: stats.subscribers,
         dropped_for_subscribers: stats.dropped,
+        lost_at_disconnect: stats.lost_at_disconnect,
+        refused_subscribers: stats.refused,
         peers: peers.followed().iter().map(|followed| peer(followed, silent_after)).collect(),
     }
 }
@@ -158,6 +168,7 @@ fn peer(followed: &Followed, silent_after: Duration) -> PeerStatus {
         last_sequence: state.last_sequence,
         lag_ms: state.lag.map(|lag| lag.as_secs_f64() * 1e3),
         late: state.late,
+        disconnects: state.disconnects,
         gaps: state.gaps,
         repairs: followed.repairs.load(Ordering::Relaxed),
         failed_repairs: followed.failed_repairs.load(Ordering::Relaxed),

@@ -3,6 +3,7 @@
 //! A message is two frames, topic and one MessagePack value. Invariant: what does not decode changes nothing.
 
 pub(super) mod beacon;
+pub(super) mod hashes;
 mod session;
 mod slot;
 

@@ -26,6 +26,11 @@ use super::{
 /// Prefill tokens a peer may claim for one booking; more is taken as this.
 pub const MAX_PREFILL_TOKENS: u64 = 1 << 40;
 
+/// Most that mirrored bookings may hold, in words of eight bytes: 4 GiB of prompt hashes and ids.
+pub(in crate::selection) const MAX_MIRRORED_WORDS: u64 = 512 << 20;
+/// What a mirrored booking costs beside its hashes and id, in words.
+const BOOKING_WORDS: u64 = 32;
+
 /// Names a replica's process; random, never 0 for one of ours.
 pub type RouterId = u64;
 
@@ -151,6 +156,8 @@ pub(in crate::selection) struct BookingFacts {
     published: AtomicU64,
     /// Digest of all but the prefill.
     identity: u128,
+    /// What it takes of [`MAX_MIRRORED_WORDS`]; 0 when it was made here.
+    words: u64,
 }
 
 impl BookingFacts {
@@ -175,7 +182,20 @@ impl BookingFacts {
             prefill_done: AtomicBool::new(false),
             published: AtomicU64::new(0),
             identity,
+            words: 0,
         }
+    }
+
+    /// The same, made by another replica.
+    pub(in crate::selection) fn mirrored(mut self) -> Self {
+        let names = self.id.len() + self.lora_name.as_deref().map_or(0, str::len);
+        self.words = self.admission.sequence.len() as u64 + names as u64 / 8 + BOOKING_WORDS;
+        self
+    }
+
+    /// What it takes of what mirrored bookings may hold.
+    pub(in crate::selection) fn words(&self) -> u64 {
+        self.words
     }
 
     /// Whether its prefill is done.

@@ -33,6 +33,8 @@ pub struct Faults {
     pub swapped: u32,
     /// Each comes this much later.
     pub delay: Duration,
+    /// Nothing comes through, not even the beginning of a connection; connections stay.
+    pub swallows: bool,
 }
 
 struct Shared {
@@ -167,10 +169,17 @@ async fn messages(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, shared: &Shar
         if from.read_exact(&mut greeting).await.is_err() {
             return;
         }
+        if shared.faults.lock().swallows {
+            // Never answered, as by a host that is cut off.
+            return std::future::pending().await;
+        }
         queue.send((Instant::now(), greeting)).ok();
         let mut held: Option<Vec<u8>> = None;
         while let Ok((is_command, unit)) = unit(&mut from).await {
             let faults = *shared.faults.lock();
+            if faults.swallows {
+                continue;
+            }
             let due = Instant::now() + faults.delay;
             if !is_command {
                 if shared.rng.lock().u32(..1000) < faults.lost {

@@ -7,7 +7,11 @@
 #[path = "../program/mod.rs"]
 mod program;
 
+mod fake;
+mod hostile;
+mod late;
 mod link;
 mod model;
 mod replica;
 mod scenarios;
+mod slow;

@@ -188,7 +188,12 @@ impl Fleet {
             0..4 => {
                 let delay = Duration::from_millis(self.rng.u64(..50));
                 println!("{:?} faults {from} -> {to}", Instant::now());
-                link.set_faults(Faults { lost: self.rng.u32(..400), swapped: self.rng.u32(..300), delay });
+                link.set_faults(Faults {
+                    lost: self.rng.u32(..400),
+                    swapped: self.rng.u32(..300),
+                    delay,
+                    swallows: false,
+                });
                 self.model.breaks(from);
                 self.healing.push((until, Fault::Link(to, from)));
             }

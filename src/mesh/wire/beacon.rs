@@ -15,6 +15,8 @@ pub(in crate::mesh) const MAX_PARTITIONS: usize = 256;
 pub(in crate::mesh) const MAX_ORIGINS: usize = 64;
 /// Largest message read.
 const MAX_BYTES: usize = 4 << 20;
+/// Longest instance id, URL or endpoint a beacon may tell, in bytes.
+const MAX_NAME: usize = 2048;
 
 /// Envelope.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -105,6 +107,8 @@ pub(in crate::mesh) enum MeshDecodeError {
     TooLarge(usize),
     #[error("version {0}, this replica speaks {WIRE_VERSION}")]
     Version(u32),
+    #[error("a name of {0} bytes, more than {MAX_NAME}")]
+    Name(usize),
     #[error(transparent)]
     Shape(#[from] rmp_serde::decode::Error),
 }
@@ -136,6 +140,16 @@ impl Envelope {
         if version != WIRE_VERSION {
             return Err(MeshDecodeError::Version(version));
         }
-        Ok(rmp_serde::from_slice(payload)?)
+        let mut envelope: Self = rmp_serde::from_slice(payload)?;
+        if let Some(beacon) = &mut envelope.beacon {
+            let names = [Some(&beacon.instance_id), beacon.url.as_ref(), beacon.endpoint.as_ref()];
+            if let Some(name) = names.into_iter().flatten().find(|name| name.len() > MAX_NAME) {
+                return Err(MeshDecodeError::Name(name.len()));
+            }
+            // What ours never send.
+            beacon.partitions.truncate(MAX_PARTITIONS);
+            beacon.partitions.iter_mut().for_each(|partition| partition.origins.truncate(MAX_ORIGINS));
+        }
+        Ok(envelope)
     }
 }

@@ -18,6 +18,9 @@ struct Binding<'a> {
     writer_id: u64,
 }
 
+/// Largest message read: names and an id of 256 bytes. A flattened map is kept whole before it is read.
+const MAX_BYTES: usize = 1 << 20;
+
 /// The reference reads a map alone, never an array: its partition is flattened into it.
 #[derive(Deserialize)]
 struct Received {
@@ -56,8 +59,11 @@ pub(in crate::mesh) fn encode_session(event: &SessionEvent) -> Message {
 /// Reads a session message's payload.
 ///
 /// # Errors
-/// It is no map, or a mandatory field is missing or of another type.
+/// It is larger than it may be, no map, or a mandatory field is missing or of another type.
 pub(in crate::mesh) fn decode_session(payload: &[u8]) -> Result<SessionEvent, rmp_serde::decode::Error> {
+    if payload.len() > MAX_BYTES {
+        return Err(rmp_serde::decode::Error::LengthMismatch(MAX_BYTES as u32));
+    }
     let received: Received = rmp_serde::from_slice(payload)?;
     Ok(SessionEvent {
         partition: PartitionKey::new(received.partition.model_name, received.partition.routing_group),

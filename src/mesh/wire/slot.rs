@@ -4,7 +4,7 @@ use std::{borrow::Cow, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Message, SLOT_TOPIC, message};
+use super::{Message, SLOT_TOPIC, hashes, message};
 use crate::selection::{
     PartitionKey, WorkerWithDpRank,
     replication::{Admission, BookingChange, BookingEvent, PrefillHint, RouterId},
@@ -45,7 +45,7 @@ struct Worker {
 #[derive(Serialize, Deserialize)]
 enum Data<'a> {
     AddRequest {
-        #[serde(default)]
+        #[serde(default, deserialize_with = "hashes::read_optional")]
         token_sequence: Option<Cow<'a, [u64]>>,
         #[serde(default = "tracked")]
         track_prefill_tokens: bool,

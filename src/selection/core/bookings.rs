@@ -28,8 +28,13 @@ pub(super) use self::claim::{Claim, NotInstalled};
 pub(super) use self::recent::Early;
 use self::recent::Recent;
 use crate::selection::{
-    error::SelectionError, identity::WorkerWithDpRank, load::BookingId, moment::Moment, partition::PartitionRef,
-    replication::BookingFacts, sessions::SessionLease,
+    error::SelectionError,
+    identity::WorkerWithDpRank,
+    load::BookingId,
+    moment::Moment,
+    partition::PartitionRef,
+    replication::{BookingFacts, MAX_MIRRORED_WORDS},
+    sessions::SessionLease,
 };
 
 const SHARD_BITS: u32 = 6;
@@ -64,6 +69,8 @@ pub struct BookingIndex {
     ended: [AtomicU64; 3],
     /// Whether ended bookings and early calls are remembered, for other replicas.
     remembers: AtomicBool,
+    /// What live bookings of other replicas hold, in words of eight bytes.
+    mirrored_words: AtomicU64,
 }
 
 impl std::fmt::Debug for BookingIndex {
@@ -167,6 +174,7 @@ impl Default for BookingIndex {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             ended: Default::default(),
             remembers: AtomicBool::new(false),
+            mirrored_words: AtomicU64::new(0),
         }
     }
 }
@@ -265,6 +273,7 @@ impl BookingIndex {
         }
         let part = facts.digest();
         drop(shard);
+        self.mirrored_words.fetch_sub(facts.words(), Ordering::Relaxed);
         taken.partition.digests.remove(facts.origin, part);
         Some(taken)
     }
@@ -295,10 +304,17 @@ impl BookingIndex {
         self.shards[number].lock().recent.take_early(id, rank, now)
     }
 
-    /// A call that came early ended a booking before it was live.
-    pub(super) fn ended_early(&self, id: &Arc<str>, rank: WorkerWithDpRank, now: Moment) {
-        let (_, number) = self.shard(id);
-        self.shards[number].lock().recent.ended(Arc::clone(id), rank, true, now);
+    /// A mirrored booking ended the moment it came.
+    pub(super) fn ended_at_once(&self, facts: &BookingFacts, now: Moment) {
+        if self.remembers() {
+            let (_, number) = self.shard(&facts.id);
+            self.shards[number].lock().recent.ended(Arc::clone(&facts.id), facts.rank, true, now);
+        }
+    }
+
+    /// Whether bookings of other replicas may hold that much more. Several at a time may pass the limit by a booking each.
+    pub(super) fn has_room_for(&self, facts: &BookingFacts) -> bool {
+        self.mirrored_words.load(Ordering::Relaxed).saturating_add(facts.words()) <= MAX_MIRRORED_WORDS
     }
 
     /// When the last booking of `id` on `rank` ended here, if that was lately, and whether a call ended it.
@@ -344,6 +360,7 @@ impl BookingIndex {
         }
         let part = held.facts.digest();
         drop(shard);
+        self.mirrored_words.fetch_sub(held.facts.words(), Ordering::Relaxed);
         partition.digests.remove(held.facts.origin, part);
         if let Some(lease) = held.lease {
             lease.release(now);

@@ -56,6 +56,8 @@ pub enum MirrorDrop {
     UnknownRank,
     /// The booking is on another rank here.
     OtherRank,
+    /// Bookings of other replicas hold as much as they may.
+    Full,
     /// Sessions are off here, the id is too long, the table is full, or the partition panicked.
     Refused,
 }
@@ -68,6 +70,7 @@ impl MirrorDrop {
             Self::BlockSize => "block_size",
             Self::UnknownRank => "unknown_rank",
             Self::OtherRank => "other_rank",
+            Self::Full => "full",
             Self::Refused => "refused",
         }
     }
@@ -90,7 +93,7 @@ impl SelectionCore {
                     lora_name: event.lora_name,
                     admission,
                     origin: sender,
-                    admitted: self.clock.now(),
+                    admitted: None,
                 };
                 self.admit(&partition, new)
             }
@@ -135,15 +138,18 @@ impl SelectionCore {
         let now = self.clock.now();
         let Some(claim) = self.bookings.mirror(Arc::clone(&id), partition) else { return Mirrored::Known };
         let early = self.bookings.take_early(&id, rank, now).unwrap_or_default();
-        let facts = BookingFacts::new(id, rank, lora_name, admission, (admitted, now), origin);
-        let facts = Arc::new(facts);
+        let times = (admitted.unwrap_or(now), now);
+        let facts = Arc::new(BookingFacts::new(id, rank, lora_name, admission, times, origin).mirrored());
         if early.freed {
             drop(claim);
-            self.bookings.ended_early(&facts.id, rank, now);
+            self.bookings.ended_at_once(&facts, now);
             if early.is_local {
                 partition.publish_booking(&facts, || BookingChange::Freed);
             }
             return Mirrored::EndedEarly;
+        }
+        if !self.bookings.has_room_for(&facts) {
+            return Mirrored::Dropped(MirrorDrop::Full);
         }
         let attempt = claim.attempt();
         let booked = partition.with_state(|state| {
@@ -201,8 +207,13 @@ impl SelectionCore {
 
     /// Ends a booking without telling others; whether it was live.
     fn end_mirrored(&self, booking: &LiveBooking) -> bool {
+        self.end_mirrored_at(booking, self.clock.now())
+    }
+
+    /// The same for an end that was at `ended`.
+    fn end_mirrored_at(&self, booking: &LiveBooking, ended: Moment) -> bool {
         let now = self.clock.now();
-        let Some(taken) = self.bookings.take_attempt(&booking.facts.id, booking.attempt, now) else { return false };
+        let Some(taken) = self.bookings.take_attempt(&booking.facts.id, booking.attempt, ended) else { return false };
         let _freed = taken.partition.with_state(|state| state.load.free(taken.attempt, now));
         if let Some(lease) = taken.held.lease {
             lease.release(now);
@@ -218,8 +229,8 @@ struct NewMirror {
     lora_name: Option<Arc<str>>,
     admission: Admission,
     origin: RouterId,
-    /// When it was made, by this process's clock: in doubt earlier.
-    admitted: Moment,
+    /// When it was made; `None` = now.
+    admitted: Option<Moment>,
 }
 
 fn bounded(admission: Admission) -> Admission {

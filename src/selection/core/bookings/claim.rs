@@ -44,7 +44,7 @@ impl Claim {
     /// # Errors
     /// The booking has ended, or its claim went to another one; what was held is dropped.
     pub(in crate::selection::core) fn install(mut self, held: Held) -> Result<(), NotInstalled> {
-        let (origin, part) = (held.facts.origin, held.facts.digest());
+        let (origin, part, words) = (held.facts.origin, held.facts.digest(), held.facts.words());
         let mut shard = self.index.shards[self.index.shard_of(self.hash)].lock();
         let Some(row) = shard.rows.find_mut(self.hash, |row| row.attempt == self.attempt) else {
             return Err(NotInstalled::Replaced);
@@ -59,6 +59,7 @@ impl Claim {
         }
         // Under the lock: the digest never loses a part before it has it.
         partition.digests.add(origin, part);
+        self.index.mirrored_words.fetch_add(words, Ordering::Relaxed);
         drop(shard);
         self.open = false;
         Ok(())

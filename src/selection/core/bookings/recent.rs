@@ -1,7 +1,7 @@
 //! What one shard remembers of ids that are not live: bookings that ended, and calls that came before their booking's
 //! mirror.
 //!
-//! Invariants: bounded by time and count, the oldest go first; a call is remembered only for an id that was not live
+//! Invariants: bounded by time, count and length of ids, the oldest go first; a call is remembered only for an id that was not live
 //! here lately, so that an id that was freed may be booked again.
 
 use std::{
@@ -18,6 +18,8 @@ const EARLY_FOR: Duration = Duration::from_secs(10);
 const ENDED_FOR: Duration = Duration::from_secs(60);
 /// Most ids a shard remembers; 64 shards.
 const MOST: usize = 4096;
+/// Longest id remembered, in bytes.
+const LONGEST_ID: usize = 1024;
 /// Ranks that early calls for one id may name, and none.
 const MOST_RANKS: usize = 4;
 
@@ -57,6 +59,9 @@ pub(super) struct Recent {
 
 impl Recent {
     fn write(&mut self, id: Arc<str>, memory: Memory, now: Moment) {
+        if id.len() > LONGEST_ID {
+            return;
+        }
         self.entries.insert(Arc::clone(&id), (now, memory));
         self.order.push_back((now, id));
         while self.order.len() > MOST {
@@ -107,11 +112,15 @@ impl Recent {
         Some(early)
     }
 
-    /// When the last booking of `id` ended, if it was on `rank`, and whether by a call.
+    /// When the last booking of `id` ended, if it was on `rank`, and whether by a call. A replica's word that it ended counts
+    /// though the booking was never live here.
     pub(super) fn ended_lately(&self, id: &str, rank: WorkerWithDpRank, now: Moment) -> Option<(Moment, bool)> {
         match self.entries.get(id) {
             Some(&(ended, Memory::Ended { rank: of, by_call })) if of == rank && now.since(ended) < ENDED_FOR => {
                 Some((ended, by_call))
+            }
+            Some((came, Memory::Early(known))) if now.since(*came) < ENDED_FOR => {
+                known.iter().any(|early| early.freed && early.rank == Some(rank)).then_some((*came, true))
             }
             _ => None,
         }

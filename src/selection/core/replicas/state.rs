@@ -20,6 +20,9 @@ use crate::selection::{
     sessions::SessionSnapshot,
 };
 
+/// How much later than another replica this one may have heard of a booking that neither made.
+const SLACK: Duration = Duration::from_secs(2);
+
 /// What replicas made in one partition, in short.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PartitionDigests {
@@ -113,8 +116,8 @@ impl SelectionCore {
         self.partition(&key.model_name, &key.routing_group).as_ref().map(digests)
     }
 
-    /// Live bookings of one partition, those of `origin` or all, those published after `since` or all, in parts counted from 0, for answers of bounded size.
-    /// `None` past the last part.
+    /// Live bookings of one partition, those of `origin` or all, those published after `since` or all, in parts counted
+    /// from 0, for answers of bounded size. `None` past the last part.
     pub fn replica_bookings(
         &self,
         key: &PartitionKey,
@@ -142,14 +145,14 @@ impl SelectionCore {
         }
     }
 
-    /// Takes over bookings of one partition that the replica `from` has; it was asked at `asked`. A booking that a call
-    /// ended here is not booked again; one that ended otherwise (its rank left) only if its maker still has it.
+    /// Takes over bookings of one partition that the replica `from` has and was asked for at `asked`. A booking that a call ended here is not booked
+    /// again; one that ended otherwise (its rank left) only if its maker still has it.
     pub fn merge_bookings(
         &self,
         key: &PartitionKey,
         from: RouterId,
         asked: Moment,
-        bookings: Vec<BookingSnapshot>,
+        bookings: impl IntoIterator<Item = BookingSnapshot>,
         report: &mut MergeReport,
     ) {
         let Some(partition) = self.partition(&key.model_name, &key.routing_group) else { return };
@@ -184,11 +187,14 @@ impl SelectionCore {
         if self.config.active_request_expiry.is_some_and(|expiry| booking.age > expiry) {
             return;
         }
-        // Its age was told after the question, so it was made no earlier than this. In doubt it is the one that ended:
-        // an id that is booked again is asked for again.
+        // The age was told after the question: a booking looks older than it is by the time of an answer at most, never
+        // younger, so an end that followed it is always known as such.
+        let admitted = asked.before(booking.age);
+        let is_maker = from == booking.origin;
+        let slack = if is_maker { Duration::ZERO } else { SLACK };
         if let Some((ended, by_call)) = self.bookings.ended_lately(&id, rank, now)
-            && ended >= asked.before(booking.age)
-            && (by_call || from != booking.origin)
+            && ended.after(slack) >= admitted
+            && (by_call || !is_maker)
         {
             let (partition, age) = (partition.key.clone(), now.since(ended));
             report.missed.push(MissedCall { partition, selection_id: id, rank, freed: true, age });
@@ -200,7 +206,7 @@ impl SelectionCore {
             lora_name: booking.lora_name,
             admission: booking.admission,
             origin: booking.origin,
-            admitted: asked.before(booking.age),
+            admitted: Some(admitted),
         };
         match self.admit(partition, new) {
             Mirrored::Applied => {
@@ -241,17 +247,24 @@ impl SelectionCore {
             return false;
         };
         match self.bookings.find_in(&missed.selection_id, &partition) {
-            Some(known)
-                if known.facts.rank == missed.rank && self.clock.now().since(known.facts.admitted) > missed.age =>
-            {
+            Some(known) if known.facts.rank == missed.rank && self.concerns(missed, &known) => {
                 if missed.freed {
-                    self.end_mirrored(&known)
+                    // Remembered as of then: the id may have been booked again since.
+                    self.end_mirrored_at(&known, self.clock.now().before(missed.age))
                 } else {
                     self.complete_mirrored(&known)
                 }
             }
             _ => false,
         }
+    }
+
+    /// Whether a call another replica tells of can have meant this booking. Only its maker knows when it was made: others
+    /// heard of it later, perhaps later than of its end elsewhere.
+    fn concerns(&self, missed: &MissedCall, booking: &LiveBooking) -> bool {
+        let is_maker = booking.facts.origin == booking.partition.router_id();
+        let slack = if is_maker { Duration::ZERO } else { SLACK };
+        self.clock.now().since(booking.facts.admitted).saturating_add(slack) > missed.age
     }
 
     /// Ends mirrored bookings whose maker booked them longer than the expiry ago: the tracker counts from when they

@@ -9,7 +9,7 @@ use crate::selection::{
     Clock, Moment, PartitionKey, SelectionConfig,
     core::PartitionFilter,
     ingest::NoEventSources,
-    replication::{LoadDigest, ReplicaOutlet, Replication},
+    replication::{LoadDigest, MAX_MIRRORED_WORDS, ReplicaOutlet, Replication},
     request::{AffinityTarget, PromptInput, ReservationRequest},
     sessions::SessionVersion,
     testing::{ManualClock, ready},
@@ -338,13 +338,8 @@ fn an_age_counts_towards_expiry() {
         age: Duration::from_secs(secs),
     };
     let mut report = MergeReport::default();
-    bed.core.merge_bookings(
-        &key(),
-        PEER,
-        bed.core.now(),
-        vec![old("over", 301), old("old", 250), old("young", 1)],
-        &mut report,
-    );
+    let asked = bed.core.now();
+    bed.core.merge_bookings(&key(), PEER, asked, [old("over", 301), old("old", 250), old("young", 1)], &mut report);
     assert_eq!(bed.live(), 2);
     bed.clock.advance(Duration::from_secs(61));
     bed.core.tick();
@@ -397,6 +392,123 @@ fn a_booking_whose_rank_left_comes_back_from_its_maker_alone() {
     assert_eq!((report.added, report.missed.len()), (0, 1), "it is told that the rank left");
     bed.core.merge_bookings(&key(), PEER, bed.core.now(), snapshot, &mut report);
     assert_eq!((report.added, bed.live()), (1, 1));
+}
+
+/// What `from` shows to a question of `to`, whose answer takes `delay`.
+fn ask(to: &Bed, from: &Bed, (from_id, origin): (RouterId, RouterId), delay: Duration) -> MergeReport {
+    let (asked, shown) = (to.core.now(), from.all(Some(origin)));
+    [to, from].into_iter().for_each(|bed| bed.clock.advance(delay));
+    let mut report = MergeReport::default();
+    to.core.merge_bookings(&key(), from_id, asked, shown, &mut report);
+    report
+}
+
+#[test]
+fn a_booking_of_a_replica_that_only_sends_events_does_not_outlive_its_end() {
+    // A late joiner takes a booking of the reference from a peer, and the reference's end passed it by. The answer took
+    // longer than the booking lived.
+    const REFERENCE: RouterId = 9;
+    let (known, late) = (Bed::new(), Bed::new());
+    let both = |by| [&known, &late].into_iter().for_each(|bed| bed.clock.advance(by));
+    known.core.mirror_booking(event("x", admitted()), REFERENCE);
+    both(Duration::from_millis(5));
+    let (asked, shown) = (late.core.now(), known.all(Some(REFERENCE)));
+    both(Duration::from_millis(5));
+    known.core.mirror_booking(event("x", BookingChange::Freed), REFERENCE);
+    both(Duration::from_millis(400));
+    let mut report = MergeReport::default();
+    late.core.merge_bookings(&key(), PEER, asked, shown, &mut report);
+    assert_eq!((report.added, late.live(), known.live()), (1, 1, 0));
+    // Beacons show that they differ.
+    both(Duration::from_secs(20));
+    let report = ask(&known, &late, (PEER, REFERENCE), Duration::from_millis(300));
+    assert_eq!((report.added, known.live()), (0, 0), "it is not booked again");
+    let [missed] = &report.missed[..] else { panic!("{report:?}") };
+    assert!(late.core.catch_up(missed));
+    assert_eq!(late.live(), 0);
+    assert_eq!(ask(&late, &known, (PEER, REFERENCE), Duration::ZERO), MergeReport::default());
+}
+
+#[test]
+fn an_end_heard_of_alone_ends_what_another_still_has() {
+    // This one's subscription came up between a booking and its end; the other's broke in between.
+    const REFERENCE: RouterId = 9;
+    let (ends, has) = (Bed::new(), Bed::new());
+    let both = |by| [&ends, &has].into_iter().for_each(|bed| bed.clock.advance(by));
+    has.core.mirror_booking(event("x", admitted()), REFERENCE);
+    both(Duration::from_millis(3));
+    assert_eq!(ends.core.mirror_booking(event("x", BookingChange::Freed), REFERENCE), Mirrored::Early);
+    both(Duration::from_secs(30));
+    let report = ask(&ends, &has, (PEER, REFERENCE), Duration::from_millis(2));
+    assert_eq!((report.added, ends.live()), (0, 0));
+    assert!(has.core.catch_up(&report.missed[0]));
+    assert_eq!(has.live(), 0);
+}
+
+#[test]
+fn a_reordered_pair_is_not_brought_back_by_an_answer_on_its_way() {
+    const REFERENCE: RouterId = 9;
+    let (a, b) = (Bed::new(), Bed::new());
+    b.core.mirror_booking(event("x", admitted()), REFERENCE);
+    let (asked, shown) = (a.core.now(), b.all(None));
+    a.clock.advance(Duration::from_millis(1));
+    a.core.mirror_booking(event("x", BookingChange::Freed), REFERENCE);
+    assert_eq!(a.core.mirror_booking(event("x", admitted()), REFERENCE), Mirrored::EndedEarly);
+    let mut report = MergeReport::default();
+    a.core.merge_bookings(&key(), PEER, asked, shown, &mut report);
+    assert_eq!((report.added, a.live()), (0, 0));
+}
+
+#[test]
+fn an_id_booked_again_survives_a_late_word_of_its_first_end() {
+    let (a, b) = (Bed::new(), Bed::new());
+    let both = |by| [&a, &b].into_iter().for_each(|bed| bed.clock.advance(by));
+    b.send("x", admitted());
+    both(Duration::from_secs(1));
+    b.send("x", BookingChange::Freed);
+    both(Duration::from_secs(10));
+    // PEER books it again, and only this one hears of it.
+    a.send("x", admitted());
+    both(Duration::from_secs(1));
+    let told = MissedCall {
+        partition: key(),
+        selection_id: "x".into(),
+        rank: WorkerWithDpRank::new(7, 1),
+        freed: true,
+        age: Duration::from_secs(11),
+    };
+    assert!(!a.core.catch_up(&told), "it is younger");
+    let report = ask(&b, &a, (OWN, PEER), Duration::from_millis(5));
+    assert_eq!((report.added, report.missed), (1, Vec::new()));
+}
+
+#[test]
+fn mirrored_bookings_hold_a_bounded_amount() {
+    let bed = Bed::new();
+    // Names count like hashes, and this one is there once.
+    let name: Arc<str> = "x".repeat(256 << 20).into();
+    let send = |id: &str, change| {
+        let named = BookingEvent { lora_name: Some(Arc::clone(&name)), ..event(id, change) };
+        bed.core.mirror_booking(named, PEER)
+    };
+    let fitting = MAX_MIRRORED_WORDS as usize / (name.len() / 8 + 32);
+    for at in 0..fitting {
+        assert_eq!(send(&format!("b{at}"), admitted()), Mirrored::Applied);
+    }
+    assert_eq!(send("more", admitted()), Mirrored::Dropped(MirrorDrop::Full));
+    bed.reserve("local");
+    for at in 0..fitting {
+        assert_eq!(send(&format!("b{at}"), BookingChange::Freed), Mirrored::Applied);
+    }
+    assert_eq!(send("more", admitted()), Mirrored::Applied, "room comes back");
+}
+
+#[test]
+fn ids_beyond_measure_are_not_remembered() {
+    let bed = Bed::new();
+    let id = "x".repeat(1 << 20);
+    assert_eq!(bed.send(&id, BookingChange::Freed), Mirrored::Early);
+    assert_eq!(bed.send(&id, admitted()), Mirrored::Applied);
 }
 
 #[test]
