@@ -90,7 +90,8 @@ impl Recent {
     /// A call for an id that is not live.
     pub(super) fn call_came_early(&mut self, id: &str, early: Early, now: Moment) {
         match self.entries.get_mut(id) {
-            Some((ended, Memory::Ended { .. })) if now.since(*ended) < ENDED_FOR => {}
+            // Its rank left, say, and now a call ends it too: for replicas that still have it.
+            Some((ended, Memory::Ended { by_call, .. })) if now.since(*ended) < ENDED_FOR => *by_call |= early.freed,
             Some((came, Memory::Early(known))) if now.since(*came) < EARLY_FOR => {
                 if let Some(known) = known.iter_mut().find(|known| known.rank == early.rank) {
                     known.add(early);

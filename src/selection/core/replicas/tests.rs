@@ -557,3 +557,17 @@ fn a_booking_that_passes_through_slow_replicas_does_not_look_younger() {
     }
     assert_eq!((b.live(), c.live()), (1, 0));
 }
+
+#[test]
+fn a_call_for_a_booking_whose_rank_left_ends_it_for_good() {
+    let bed = Bed::new();
+    bed.send("x", admitted());
+    let snapshot = bed.all(Some(PEER));
+    bed.core.delete_worker(7).expect("deleted");
+    bed.worker(8, "default");
+    bed.worker(7, "default");
+    bed.core.free_reservation("x").expect_err("its rank left");
+    let mut report = MergeReport::default();
+    bed.core.merge_bookings(&key(), PEER, bed.core.now(), snapshot, &mut report);
+    assert_eq!((report.added, report.missed.len()), (0, 1), "its maker is told");
+}
