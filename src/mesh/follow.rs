@@ -388,6 +388,7 @@ fn call(missed: Missed) -> MissedCall {
         partition: PartitionKey::new(missed.model_name, missed.routing_group),
         selection_id: Arc::from(missed.selection_id),
         rank: WorkerWithDpRank::new(missed.worker_id, missed.dp_rank),
+        origin: missed.origin,
         freed: missed.freed,
         age: Duration::from_nanos(missed.age),
     }

@@ -192,6 +192,7 @@ impl Outlet {
             selection_id: call.selection_id.to_string(),
             worker_id: call.rank.worker_id,
             dp_rank: call.rank.dp_rank,
+            origin: call.origin,
             freed: call.freed,
             age: u64::try_from(call.age.as_nanos()).unwrap_or(u64::MAX),
         };

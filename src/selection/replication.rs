@@ -220,10 +220,10 @@ impl BookingFacts {
         (!self.prefill_done.swap(true, Ordering::Relaxed)).then_some(before)
     }
 
-    /// Its part of the digest.
+    /// Its part of the digest; a prefill that is done differs from one of no tokens.
     pub(in crate::selection) fn digest(&self) -> u128 {
-        let tokens = if self.is_prefill_done() { 0 } else { self.admission.prefill_tokens() };
-        self.identity.wrapping_mul(u128::from(tokens) << 1 | 1)
+        let prefill = if self.is_prefill_done() { 0 } else { u128::from(self.admission.prefill_tokens()) + 1 };
+        self.identity.wrapping_mul(prefill << 1 | 1)
     }
 }
 

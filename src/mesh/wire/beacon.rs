@@ -94,9 +94,11 @@ pub(in crate::mesh) struct Missed {
     pub(in crate::mesh) selection_id: String,
     pub(in crate::mesh) worker_id: u64,
     pub(in crate::mesh) dp_rank: u32,
+    /// Who made the booking.
+    pub(in crate::mesh) origin: u64,
     /// The call ended the booking; otherwise its prefill is done.
     pub(in crate::mesh) freed: bool,
-    /// It concerns bookings at least this old, in nanoseconds.
+    /// The call is not for a booking its maker made later than this many nanoseconds ago.
     pub(in crate::mesh) age: u64,
 }
 

@@ -25,8 +25,8 @@ use hashbrown::{HashMap, HashTable};
 use parking_lot::Mutex;
 
 pub(super) use self::claim::{Claim, NotInstalled};
-pub(super) use self::recent::Early;
 use self::recent::Recent;
+pub(super) use self::recent::{Early, EndedBooking};
 use crate::selection::{
     error::SelectionError,
     identity::WorkerWithDpRank,
@@ -269,7 +269,7 @@ impl BookingIndex {
         let taken = take(&mut shard)?;
         let facts = &taken.held.facts;
         if self.remembers() {
-            shard.recent.ended(Arc::clone(&facts.id), facts.rank, true, now);
+            shard.recent.ended(Arc::clone(&facts.id), ended_as(facts, true), now);
         }
         let part = facts.digest();
         drop(shard);
@@ -308,7 +308,7 @@ impl BookingIndex {
     pub(super) fn ended_at_once(&self, facts: &BookingFacts, now: Moment) {
         if self.remembers() {
             let (_, number) = self.shard(&facts.id);
-            self.shards[number].lock().recent.ended(Arc::clone(&facts.id), facts.rank, true, now);
+            self.shards[number].lock().recent.ended(Arc::clone(&facts.id), ended_as(facts, true), now);
         }
     }
 
@@ -317,8 +317,8 @@ impl BookingIndex {
         self.mirrored_words.load(Ordering::Relaxed).saturating_add(facts.words()) <= MAX_MIRRORED_WORDS
     }
 
-    /// When the last booking of `id` on `rank` ended here, if that was lately, and whether a call ended it.
-    pub(super) fn ended_lately(&self, id: &str, rank: WorkerWithDpRank, now: Moment) -> Option<(Moment, bool)> {
+    /// The last booking of `id` here, if it was on `rank` and ended lately, and when.
+    pub(super) fn ended_lately(&self, id: &str, rank: WorkerWithDpRank, now: Moment) -> Option<(Moment, EndedBooking)> {
         let (_, number) = self.shard(id);
         self.shards[number].lock().recent.ended_lately(id, rank, now)
     }
@@ -356,7 +356,7 @@ impl BookingIndex {
         }
         let Some(Row { state: RowState::Held(held), partition, .. }) = shard.take(hash, attempt) else { return };
         if self.remembers() {
-            shard.recent.ended(Arc::clone(&held.facts.id), held.facts.rank, false, now);
+            shard.recent.ended(Arc::clone(&held.facts.id), ended_as(&held.facts, false), now);
         }
         let part = held.facts.digest();
         drop(shard);
@@ -397,6 +397,10 @@ impl BookingIndex {
         let [expired, rank_left, rebuilt] = std::array::from_fn(|at| self.ended[at].load(Ordering::Relaxed));
         EndedBookings { expired, rank_left, rebuilt }
     }
+}
+
+fn ended_as(facts: &BookingFacts, by_call: bool) -> EndedBooking {
+    EndedBooking { rank: facts.rank, origin: Some(facts.origin), by_call }
 }
 
 fn live(row: &Row) -> Option<LiveBooking> {

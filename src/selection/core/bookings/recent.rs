@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use crate::selection::{identity::WorkerWithDpRank, moment::Moment};
+use crate::selection::{identity::WorkerWithDpRank, moment::Moment, replication::RouterId};
 
 /// How long a call that came early waits for its booking.
 const EARLY_FOR: Duration = Duration::from_secs(10);
@@ -44,9 +44,19 @@ impl Early {
     }
 }
 
+/// A booking that ended here lately.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::selection::core) struct EndedBooking {
+    pub(in crate::selection::core) rank: WorkerWithDpRank,
+    /// Who made it, if it was live here.
+    pub(in crate::selection::core) origin: Option<RouterId>,
+    /// A call ended it; otherwise its rank left, or it expired.
+    pub(in crate::selection::core) by_call: bool,
+}
+
 #[derive(Debug)]
 enum Memory {
-    Ended { rank: WorkerWithDpRank, by_call: bool },
+    Ended(EndedBooking),
     Early(Vec<Early>),
 }
 
@@ -77,9 +87,9 @@ impl Recent {
         }
     }
 
-    /// A booking of `id` ended, by a call or otherwise.
-    pub(super) fn ended(&mut self, id: Arc<str>, rank: WorkerWithDpRank, by_call: bool, now: Moment) {
-        self.write(id, Memory::Ended { rank, by_call }, now);
+    /// A booking of `id` ended.
+    pub(super) fn ended(&mut self, id: Arc<str>, booking: EndedBooking, now: Moment) {
+        self.write(id, Memory::Ended(booking), now);
     }
 
     /// `id` lives: what was remembered of it is over.
@@ -91,7 +101,7 @@ impl Recent {
     pub(super) fn call_came_early(&mut self, id: &str, early: Early, now: Moment) {
         match self.entries.get_mut(id) {
             // Its rank left, say, and now a call ends it too: for replicas that still have it.
-            Some((ended, Memory::Ended { by_call, .. })) if now.since(*ended) < ENDED_FOR => *by_call |= early.freed,
+            Some((ended, Memory::Ended(booking))) if now.since(*ended) < ENDED_FOR => booking.by_call |= early.freed,
             Some((came, Memory::Early(known))) if now.since(*came) < EARLY_FOR => {
                 if let Some(known) = known.iter_mut().find(|known| known.rank == early.rank) {
                     known.add(early);
@@ -113,15 +123,16 @@ impl Recent {
         Some(early)
     }
 
-    /// When the last booking of `id` ended, if it was on `rank`, and whether by a call. A replica's word that it ended counts
+    /// The last booking of `id`, if it was on `rank` and ended lately, and when. A replica's word that it ended counts
     /// though the booking was never live here.
-    pub(super) fn ended_lately(&self, id: &str, rank: WorkerWithDpRank, now: Moment) -> Option<(Moment, bool)> {
+    pub(super) fn ended_lately(&self, id: &str, rank: WorkerWithDpRank, now: Moment) -> Option<(Moment, EndedBooking)> {
         match self.entries.get(id) {
-            Some(&(ended, Memory::Ended { rank: of, by_call })) if of == rank && now.since(ended) < ENDED_FOR => {
-                Some((ended, by_call))
+            Some(&(ended, Memory::Ended(booking))) if booking.rank == rank && now.since(ended) < ENDED_FOR => {
+                Some((ended, booking))
             }
             Some((came, Memory::Early(known))) if now.since(*came) < ENDED_FOR => {
-                known.iter().any(|early| early.freed && early.rank == Some(rank)).then_some((*came, true))
+                let told = known.iter().any(|early| early.freed && early.rank == Some(rank));
+                told.then_some((*came, EndedBooking { rank, origin: None, by_call: true }))
             }
             _ => None,
         }

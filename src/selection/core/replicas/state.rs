@@ -3,6 +3,9 @@
 //! A replica that lost something compares digests with the one it follows, asks it for its live bookings, and makes its
 //! own copy equal. The answer is a list that grew while it was read, so what became known here after the question is
 //! left alone; what a call ended here is not booked again, and its maker is told.
+//!
+//! Only the maker of a booking knows its age: with the others it counts from when its message came, which may be after
+//! its end. So ages decide between a booking and a later one of its id with its maker alone.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -21,7 +24,7 @@ use crate::selection::{
 };
 
 /// How much later than another replica this one may have heard of a booking that neither made.
-const SLACK: Duration = Duration::from_secs(2);
+const SLACK: Duration = Duration::from_secs(5);
 
 /// What replicas made in one partition, in short.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,9 +78,11 @@ pub struct MissedCall {
     pub selection_id: Arc<str>,
     /// Where it is, or was.
     pub rank: WorkerWithDpRank,
+    /// Who made it.
+    pub origin: RouterId,
     /// The call ended it; otherwise its prefill is done.
     pub freed: bool,
-    /// It concerns bookings at least this old.
+    /// The call is not for a booking its maker made later than this long ago.
     pub age: Duration,
 }
 
@@ -176,9 +181,9 @@ impl SelectionCore {
                 return;
             }
             if !booking.prefill_completed && known.facts.is_prefill_done() {
-                // The other has it at least as long as it is known here, unless it is another booking of the id.
                 let (partition, age) = (partition.key.clone(), now.since(known.facts.known));
-                report.missed.push(MissedCall { partition, selection_id: id, rank, freed: false, age });
+                let origin = known.facts.origin;
+                report.missed.push(MissedCall { partition, selection_id: id, rank, origin, freed: false, age });
             } else if booking.prefill_completed && self.complete_mirrored(&known) {
                 report.completed += 1;
             }
@@ -190,14 +195,15 @@ impl SelectionCore {
         // The age was told after the question: a booking looks older than it is by the time of an answer at most, never
         // younger, so an end that followed it is always known as such.
         let admitted = asked.before(booking.age);
-        let is_maker = from == booking.origin;
-        let slack = if is_maker { Duration::ZERO } else { SLACK };
-        if let Some((ended, by_call)) = self.bookings.ended_lately(&id, rank, now)
-            && ended.after(slack) >= admitted
-            && (by_call || !is_maker)
+        if let Some((at, ended)) = self.bookings.ended_lately(&id, rank, now)
+            && match ended.origin {
+                Some(origin) if origin != booking.origin => false,
+                _ if from == booking.origin => ended.by_call && at >= admitted,
+                _ => at.after(SLACK) >= admitted,
+            }
         {
-            let (partition, age) = (partition.key.clone(), now.since(ended));
-            report.missed.push(MissedCall { partition, selection_id: id, rank, freed: true, age });
+            let (partition, origin, age) = (partition.key.clone(), booking.origin, now.since(at));
+            report.missed.push(MissedCall { partition, selection_id: id, rank, origin, freed: true, age });
             return;
         }
         let new = NewMirror {
@@ -240,14 +246,17 @@ impl SelectionCore {
         }
     }
 
-    /// A call reached another replica and not this one; whether that changed something here. A booking younger than
-    /// the call is another one of the same id.
+    /// A call reached another replica and not this one; whether that changed something here. What this replica made
+    /// itself after the call is another booking of the same id.
     pub fn catch_up(&self, missed: &MissedCall) -> bool {
         let Some(partition) = self.partition(&missed.partition.model_name, &missed.partition.routing_group) else {
             return false;
         };
         match self.bookings.find_in(&missed.selection_id, &partition) {
-            Some(known) if known.facts.rank == missed.rank && self.concerns(missed, &known) => {
+            Some(known)
+                if (known.facts.rank, known.facts.origin) == (missed.rank, missed.origin)
+                    && self.concerns(missed, &known) =>
+            {
                 if missed.freed {
                     // Remembered as of then: the id may have been booked again since.
                     self.end_mirrored_at(&known, self.clock.now().before(missed.age))

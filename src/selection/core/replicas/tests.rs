@@ -316,12 +316,14 @@ fn what_a_call_ended_here_is_not_booked_again_and_its_maker_is_told() {
     b.core.free_reservation("x").expect("live");
     let report = repair(&b, &a, PEER, b.core.now());
     assert_eq!(report.added, 0);
-    let [ended] = &report.missed[..] else { panic!("{report:?}") };
-    assert!(a.core.catch_up(ended));
+    let [missed] = &report.missed[..] else { panic!("{report:?}") };
+    // What PEER made for b, a made itself.
+    let missed = MissedCall { origin: OWN, ..missed.clone() };
+    assert!(a.core.catch_up(&missed));
     assert_eq!((a.live(), b.live()), (0, 0));
     // Booked again since: younger than that end.
     a.reserve("x");
-    assert!(!a.core.catch_up(ended));
+    assert!(!a.core.catch_up(&missed));
     assert_eq!(a.live(), 1);
 }
 
@@ -474,6 +476,7 @@ fn an_id_booked_again_survives_a_late_word_of_its_first_end() {
         partition: key(),
         selection_id: "x".into(),
         rank: WorkerWithDpRank::new(7, 1),
+        origin: PEER,
         freed: true,
         age: Duration::from_secs(11),
     };
@@ -538,7 +541,7 @@ fn what_an_early_call_ended_is_not_brought_back_by_a_replica_that_has_it() {
     let report = repair(&b, &a, PEER, b.core.now());
     assert_eq!((report.added, report.missed.len(), b.live()), (0, 1, 0));
     a.clock.advance(Duration::from_millis(1));
-    assert!(a.core.catch_up(&report.missed[0]));
+    assert!(a.core.catch_up(&MissedCall { origin: OWN, ..report.missed[0].clone() }));
 }
 
 #[test]
@@ -570,4 +573,18 @@ fn a_call_for_a_booking_whose_rank_left_ends_it_for_good() {
     let mut report = MergeReport::default();
     bed.core.merge_bookings(&key(), PEER, bed.core.now(), snapshot, &mut report);
     assert_eq!((report.added, report.missed.len()), (0, 1), "its maker is told");
+}
+
+#[test]
+fn a_message_that_came_late_does_not_make_a_booking_young() {
+    let (late, other) = (Bed::new(), Bed::new());
+    other.send("x", admitted());
+    other.core.free_reservation("x").expect("live");
+    [&late, &other].iter().for_each(|bed| bed.clock.advance(Duration::from_secs(2)));
+    // Its maker is gone; one replica hears of the booking only now.
+    late.send("x", admitted());
+    let mut report = MergeReport::default();
+    other.core.merge_bookings(&key(), PEER + 1, other.core.now(), late.all(Some(PEER)), &mut report);
+    assert_eq!((report.added, report.missed.len()), (0, 1));
+    assert!(late.core.catch_up(&report.missed[0]), "and is told that it is over");
 }
