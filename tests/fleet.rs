@@ -118,12 +118,15 @@ fn the_systemd_units_make_a_fleet_that_mends_itself() {
     let worker = "- {name: gpu-0, model_name: m, endpoint: 'http://10.0.1.1:8000', block_size: 16, \
                   kv_events: {endpoint: 'tcp://127.0.0.1:1'}}\n";
     fs::write(etc.join("workers.yaml"), format!("version: 1\nworkers:\n{worker}")).unwrap();
-    let selectors = [(); 3].map(|()| {
+    let publishers = [(); 3].map(|()| ports::free());
+    let selectors = publishers.map(|publisher| {
         let mut unit = Unit::load("pointsman-selector.service", root.path());
         let port = ports::free();
+        assert_eq!(unit.environment["POINTSMAN_REPLICA_SYNC_PEERS"].split(',').count(), 3);
+        unit.set("POINTSMAN_REPLICA_SYNC_PEERS", publishers.map(|port| format!("tcp://127.0.0.1:{port}")).join(","));
         unit.set("POINTSMAN_LISTEN_PORT", port);
         unit.set("POINTSMAN_HOST", "127.0.0.1");
-        unit.set("POINTSMAN_REPLICA_SYNC_LISTEN_PORT", ports::free());
+        unit.set("POINTSMAN_REPLICA_SYNC_LISTEN_PORT", publisher);
         unit.set("POINTSMAN_SHUTDOWN_DELAY", 0);
         (port, unit)
     });
@@ -146,6 +149,8 @@ fn the_systemd_units_make_a_fleet_that_mends_itself() {
         let refused = call(*port, "POST", "/replica_sync/register_peer", Some(&json!({"endpoint": "tcp://a:1"})));
         assert_eq!(refused.unwrap().status, 401, "the token does not guard");
     }
+    let prompt = json!({"model_name": "m", "selection_id": "kept", "token_ids": [1, 2, 3]});
+    assert_eq!(call(selectors[0].0, "POST", "/select_and_reserve", Some(&prompt)).unwrap().status, 200);
     // As systemd would after a crash.
     running[1].signal(Signal::SIGKILL);
     running[1].exit();
@@ -153,6 +158,8 @@ fn the_systemd_units_make_a_fleet_that_mends_itself() {
     wait_for("the restarted one to be asked", || get(selectors[1].0, "/catalog")?["owners"].get(0).map(|_| ()));
     wait_for_agreement(state, 2);
     wait_for("readiness", || is_ready(selectors[1].0).then_some(()));
+    let loads = get(selectors[1].0, "/loads").unwrap();
+    assert_eq!(loads[0]["loads"][0]["active_requests"], 1, "it is ready and does not know the others' bookings");
     for program in running.iter_mut().chain([&mut discover]) {
         program.signal(Signal::SIGTERM);
         assert!(program.exit().success(), "{}", program.log());
