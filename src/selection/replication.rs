@@ -193,6 +193,11 @@ impl BookingFacts {
         self
     }
 
+    /// Whether another replica made it.
+    pub(in crate::selection) fn is_mirrored(&self) -> bool {
+        self.words > 0
+    }
+
     /// What it takes of what mirrored bookings may hold.
     pub(in crate::selection) fn words(&self) -> u64 {
         self.words

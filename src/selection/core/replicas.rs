@@ -137,7 +137,7 @@ impl SelectionCore {
         let admission = bounded(admission);
         let now = self.clock.now();
         let Some(claim) = self.bookings.mirror(Arc::clone(&id), partition) else { return Mirrored::Known };
-        let early = self.bookings.take_early(&id, rank, now).unwrap_or_default();
+        let mut early = self.bookings.take_early(&id, rank, now).unwrap_or_default();
         let times = (admitted.unwrap_or(now), now);
         let facts = Arc::new(BookingFacts::new(id, rank, lora_name, admission, times, origin).mirrored());
         if early.freed {
@@ -167,8 +167,17 @@ impl SelectionCore {
             let _freed = partition.with_state(|state| state.load.free(attempt, now));
             return Mirrored::Dropped(MirrorDrop::UnknownRank);
         }
+        let booking = LiveBooking { attempt, partition: Arc::clone(partition), facts: Arc::clone(&facts) };
+        // Calls that came between the first look and now found no booking either.
+        early.add(self.bookings.take_early(&facts.id, rank, now).unwrap_or_default());
+        if early.freed {
+            self.end_mirrored(&booking);
+            if early.is_local {
+                partition.publish_booking(&facts, || BookingChange::Freed);
+            }
+            return Mirrored::EndedEarly;
+        }
         if early.prefill_completed {
-            let booking = LiveBooking { attempt, partition: Arc::clone(partition), facts: Arc::clone(&facts) };
             self.complete_mirrored(&booking);
             if early.is_local {
                 partition.publish_booking(&facts, || BookingChange::PrefillCompleted);

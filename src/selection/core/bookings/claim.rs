@@ -45,6 +45,7 @@ impl Claim {
     /// The booking has ended, or its claim went to another one; what was held is dropped.
     pub(in crate::selection::core) fn install(mut self, held: Held) -> Result<(), NotInstalled> {
         let (origin, part, words) = (held.facts.origin, held.facts.digest(), held.facts.words());
+        let is_mirrored = held.facts.is_mirrored();
         let mut shard = self.index.shards[self.index.shard_of(self.hash)].lock();
         let Some(row) = shard.rows.find_mut(self.hash, |row| row.attempt == self.attempt) else {
             return Err(NotInstalled::Replaced);
@@ -55,7 +56,7 @@ impl Claim {
         row.state = RowState::Held(held);
         let partition = Arc::clone(&row.partition);
         if self.index.remembers.load(Ordering::Relaxed) {
-            shard.recent.lives(&self.id);
+            shard.recent.lives(&self.id, is_mirrored);
         }
         // Under the lock: the digest never loses a part before it has it.
         partition.digests.add(origin, part);

@@ -37,7 +37,7 @@ pub(in crate::selection::core) struct Early {
 }
 
 impl Early {
-    fn add(&mut self, other: Self) {
+    pub(in crate::selection::core) fn add(&mut self, other: Self) {
         self.freed |= other.freed;
         self.prefill_completed |= other.prefill_completed;
         self.is_local |= other.is_local;
@@ -92,9 +92,11 @@ impl Recent {
         self.write(id, Memory::Ended(booking), now);
     }
 
-    /// `id` lives: what was remembered of it is over.
-    pub(super) fn lives(&mut self, id: &str) {
-        self.entries.remove(id);
+    /// `id` lives: what was remembered of it is over. Calls that came while a mirror was being made are still to be taken.
+    pub(super) fn lives(&mut self, id: &str, is_mirrored: bool) {
+        if !is_mirrored || matches!(self.entries.get(id), Some((_, Memory::Ended(_)))) {
+            self.entries.remove(id);
+        }
     }
 
     /// A call for an id that is not live.

@@ -588,3 +588,23 @@ fn a_message_that_came_late_does_not_make_a_booking_young() {
     assert_eq!((report.added, report.missed.len()), (0, 1));
     assert!(late.core.catch_up(&report.missed[0]), "and is told that it is over");
 }
+
+#[test]
+fn a_call_that_comes_while_a_mirror_is_being_made_is_not_lost() {
+    let bed = Bed::new();
+    let partition = bed.core.partition("m", "default").expect("exists");
+    let rank = WorkerWithDpRank::new(7, 0);
+    let install = |facts: BookingFacts| {
+        let claim = bed.core.bookings.mirror("x".into(), &partition).expect("free");
+        // No booking is found yet, though its mirror has been looked for early calls already.
+        bed.core.free_reservation("x").expect_err("unknown");
+        claim.install(Held { facts: Arc::new(facts), lease: None }).expect("installed");
+    };
+    let now = bed.core.now();
+    let facts = || BookingFacts::new("x".into(), rank, None, admission(), (now, now), PEER);
+    install(facts().mirrored());
+    assert!(bed.core.bookings.take_early("x", rank, now).expect("remembered").freed);
+    bed.core.bookings.take("x", now).expect("live");
+    install(facts());
+    assert_eq!(bed.core.bookings.take_early("x", rank, now), None, "a booking made here has its own calls alone");
+}
