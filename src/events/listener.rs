@@ -39,6 +39,9 @@ const FIRST_RETRY: Duration = Duration::from_secs(2);
 /// Longest such pause.
 const LAST_RETRY: Duration = Duration::from_secs(60);
 
+/// Least time between two log lines of a kind about one stream.
+const QUIET: Duration = Duration::from_secs(10);
+
 /// Settings of listeners.
 #[derive(Clone, Debug)]
 pub struct ListenerConfig {
@@ -100,6 +103,8 @@ pub(super) struct Listener<T> {
     inherited: bool,
     /// When a peer's position must have been reached by what was on its way.
     settle: Option<Instant>,
+    /// When a restart, and a loss, was last logged.
+    logged: [Option<Instant>; 2],
     position: Position,
     /// Its silence apart.
     trust: Trust,
@@ -127,6 +132,7 @@ impl<T: EventTarget> Listener<T> {
             started: false,
             inherited: false,
             settle: None,
+            logged: [None; 2],
             position: Position::default(),
             trust: Trust::default(),
             silence,
@@ -266,13 +272,15 @@ impl<T: EventTarget> Listener<T> {
     /// The publisher is a new process with an empty cache.
     fn restarted(&mut self) {
         let source = &self.shared.source;
-        tracing::info!(
-            worker_id = source.worker_id,
-            dp_rank = source.dp_rank,
-            endpoint = %source.endpoint,
-            position = self.position.at(),
-            "event publisher restarted; its blocks are forgotten"
-        );
+        if is_due(&mut self.logged[0]) {
+            tracing::info!(
+                worker_id = source.worker_id,
+                dp_rank = source.dp_rank,
+                endpoint = %source.endpoint,
+                position = self.position.at(),
+                "event publisher restarted; its blocks are forgotten"
+            );
+        }
         self.shared.count(Count::PublisherRestarts);
         {
             let mut stream = self.shared.stream.lock();
@@ -292,14 +300,16 @@ impl<T: EventTarget> Listener<T> {
     fn unfilled(&mut self, from: u64, upto: u64, answered: bool) {
         let source = &self.shared.source;
         let held = answered && self.position.at().is_some();
-        tracing::warn!(
-            worker_id = source.worker_id,
-            dp_rank = source.dp_rank,
-            from,
-            upto,
-            forgotten = held,
-            "event batches are lost"
-        );
+        if is_due(&mut self.logged[1]) {
+            tracing::warn!(
+                worker_id = source.worker_id,
+                dp_rank = source.dp_rank,
+                from,
+                upto,
+                forgotten = held,
+                "event batches are lost"
+            );
+        }
         self.shared.count(Count::UnfilledGaps);
         if held {
             let mut stream = self.shared.stream.lock();
@@ -340,6 +350,16 @@ fn live_frames(message: &Message) -> Option<(u64, &[u8])> {
         [_topic, seq, payload] => Some((replay::sequence(seq)?, payload)),
         _ => None,
     }
+}
+
+/// Whether a line may be logged: one of a kind in 10 s, whatever a publisher does. All are counted.
+fn is_due(last: &mut Option<Instant>) -> bool {
+    let now = Instant::now();
+    let due = last.is_none_or(|last| now.duration_since(last) >= QUIET);
+    if due {
+        *last = Some(now);
+    }
+    due
 }
 
 async fn until(moment: Option<Instant>) {

@@ -405,7 +405,7 @@ fn hear(peers: &Peers, followed: &Arc<Followed>, router_id: RouterId, version: u
         state.counted_from = None;
         state.offsets = Offsets::default();
         state.comparison = Comparison::default();
-        if restarted {
+        if restarted && state.warns("restarted") {
             tracing::info!(peer = %followed.endpoint, "a peer restarted");
         }
     }
