@@ -12,7 +12,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use nix::sys::signal::Signal;
@@ -26,6 +26,8 @@ use program::{
 };
 use serde_json::{Value, json};
 
+/// Time one booking has to reach another selector and end there.
+const ATTEMPT: Duration = Duration::from_secs(10);
 const EVENTS_OFF: [(&str, &str); 1] = [("DYN_ROUTER_USE_KV_EVENTS", "false")];
 const UNITS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/systemd");
 
@@ -51,9 +53,9 @@ fn wait_for_agreement(port: u16, peers: usize) {
         *last.lock() = status;
         agreed.then_some(())
     };
-    let deadline = std::time::Instant::now() + PATIENCE;
+    let deadline = Instant::now() + PATIENCE;
     while agreed().is_none() {
-        assert!(std::time::Instant::now() < deadline, "no agreement: {:#}", last.lock());
+        assert!(Instant::now() < deadline, "no agreement: {:#}", last.lock());
         std::thread::park_timeout(Duration::from_millis(20));
     }
 }
@@ -251,6 +253,29 @@ fn book_and_free(at: u16, freed_at: u16, id: &str) {
     wait_for("the end of the booking where it was made", || (blocks(at) <= before).then_some(()));
 }
 
+/// The same where one of both is the reference. It repairs nothing, and nothing tells when its subscriptions are up, so
+/// what is published before that is lost to it: another booking is tried then.
+fn book_and_free_with_the_reference(at: u16, freed_at: u16, id: &str) {
+    let mut attempt = 0;
+    wait_for("a booking that ends on both", || {
+        attempt += 1;
+        let (id, before, before_there) = (format!("{id}-{attempt}"), blocks(at), blocks(freed_at));
+        assert_eq!(reserve(at, &id).unwrap().status, 200);
+        let soon = |done: &dyn Fn() -> bool| {
+            let deadline = Instant::now() + ATTEMPT;
+            while !done() && Instant::now() < deadline {
+                std::thread::park_timeout(Duration::from_millis(5));
+            }
+            done()
+        };
+        if !soon(&|| blocks(freed_at) > before_there) {
+            return None;
+        }
+        assert_eq!(call(freed_at, "DELETE", &format!("/reservations/{id}"), None).unwrap().status, 200);
+        soon(&|| blocks(at) <= before).then_some(())
+    });
+}
+
 #[test]
 fn three_of_ours_are_one_fleet_after_one_call() {
     let directory = tempfile::tempdir().unwrap();
@@ -364,7 +389,7 @@ fn a_fleet_moves_from_the_reference_and_back_under_traffic() {
         wait_for("the end of all bookings on ours", || (blocks(selector.address.port()) == 0).then_some(()));
     }
     // Bookings of one kind end at the other, both ways.
-    book_and_free(back.port, ours[0].address.port(), "from-the-reference");
-    book_and_free(ours[0].address.port(), back.port, "from-ours");
+    book_and_free_with_the_reference(back.port, ours[0].address.port(), "from-the-reference");
+    book_and_free_with_the_reference(ours[0].address.port(), back.port, "from-ours");
     book_and_free(ours[1].address.port(), ours[0].address.port(), "between-ours");
 }
