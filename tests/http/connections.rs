@@ -100,7 +100,7 @@ async fn a_body_that_does_not_come_is_given_up() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_idle_connection_is_closed_and_a_busy_one_is_not() {
-    let config = HttpConfig { idle_timeout: Duration::from_millis(300), ..HttpConfig::default() };
+    let config = HttpConfig { idle_timeout: Duration::from_secs(2), ..HttpConfig::default() };
     let server = with_http(config).await;
     let idle = server.connect().await;
     let mut used = server.connect().await;
