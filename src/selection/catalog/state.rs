@@ -26,16 +26,78 @@ pub(in crate::selection) struct Catalog {
     /// What every owner but `api` wants.
     pub(in crate::selection) owners: BTreeMap<Arc<str>, Owner>,
     /// Workers that may be schedulable once something else changes: their own metadata is complete.
-    pub(in crate::selection) blocked: BTreeSet<u64>,
+    pub(in crate::selection) blocked: Blocked,
     /// Workers that drain.
     pub(in crate::selection) draining: BTreeSet<u64>,
     /// Partitions that went away since the last look at `blocked`.
-    pub(in crate::selection) freed: Vec<PartitionKey>,
+    pub(in crate::selection) freed: BTreeSet<PartitionKey>,
     /// Workers of the API came from a peer, and none was registered here since.
     pub(in crate::selection) api_from_peer: bool,
     /// Ranks that listen to each event endpoint.
     streams: HashMap<String, u32>,
     gone: VecDeque<(Arc<str>, SnapshotVersion, String)>,
+}
+
+/// Workers that others keep out of their partitions. They are found by partition: many partitions may go at once while
+/// many workers are blocked elsewhere.
+#[derive(Default)]
+pub(in crate::selection) struct Blocked {
+    partitions: BTreeMap<u64, PartitionKey>,
+    /// The same by partition; no set is empty.
+    ids: BTreeMap<PartitionKey, BTreeSet<u64>>,
+    /// Ids handed out so far.
+    #[cfg(test)]
+    pub(in crate::selection) handed_out: usize,
+}
+
+impl Blocked {
+    /// Notes that a worker is kept out of `partition`, or out of none.
+    pub(in crate::selection) fn set(&mut self, worker_id: u64, partition: Option<PartitionKey>) {
+        let before = match &partition {
+            Some(partition) => self.partitions.insert(worker_id, partition.clone()),
+            None => self.partitions.remove(&worker_id),
+        };
+        if before == partition {
+            return;
+        }
+        if let Some(before) = before
+            && let Some(ids) = self.ids.get_mut(&before)
+        {
+            ids.remove(&worker_id);
+            if ids.is_empty() {
+                self.ids.remove(&before);
+            }
+        }
+        if let Some(partition) = partition {
+            self.ids.entry(partition).or_default().insert(worker_id);
+        }
+    }
+
+    /// Whether others keep the worker out.
+    pub(in crate::selection) fn contains(&self, worker_id: u64) -> bool {
+        self.partitions.contains_key(&worker_id)
+    }
+
+    /// All ids, sorted.
+    pub(in crate::selection) fn all(&mut self) -> Vec<u64> {
+        let ids: Vec<u64> = self.partitions.keys().copied().collect();
+        self.hand_out(ids)
+    }
+
+    /// Ids that are kept out of `partition`, sorted.
+    pub(in crate::selection) fn of(&mut self, partition: &PartitionKey) -> Vec<u64> {
+        let ids = self.ids.get(partition).map(|ids| ids.iter().copied().collect()).unwrap_or_default();
+        self.hand_out(ids)
+    }
+
+    #[cfg_attr(not(test), allow(clippy::unused_self, reason = "tests count"))]
+    fn hand_out(&mut self, ids: Vec<u64>) -> Vec<u64> {
+        #[cfg(test)]
+        {
+            self.handed_out += ids.len();
+        }
+        ids
+    }
 }
 
 /// A live worker.

@@ -13,6 +13,8 @@ use std::{
     sync::Arc,
 };
 
+use parking_lot::MutexGuard;
+
 use super::{BookingEnd, SelectionCore};
 use crate::selection::{
     catalog::{Attached, Catalog, Entry, Stream},
@@ -21,6 +23,9 @@ use crate::selection::{
     partition::{JoinError, Partition, PartitionRef, PartitionTraits},
     worker::{Lifecycle, RankSource, WorkerPlan, WorkerRecord, WorkerRequest, WorkerState},
 };
+
+/// Records put in place before the catalog's lock is offered to others.
+pub(super) const RECORDS_AT_ONCE: usize = 64;
 
 /// Why a worker that is only indexed takes no bookings.
 const INDEXED_ONLY: &str = "only its cache is indexed";
@@ -64,7 +69,7 @@ impl SelectionCore {
         if let Some(attached) = &attached {
             self.count(&attached.partition, &mut counted, lifecycle == Lifecycle::Schedulable);
         }
-        mark(&mut catalog.blocked, worker_id, blocked);
+        catalog.blocked.set(worker_id, blocked.then(|| request.partition()));
         mark(&mut catalog.draining, worker_id, state == WorkerState::Draining);
         let record = Arc::new(WorkerRecord { request, lifecycle, not_schedulable_reasons, owner, state });
         catalog.workers.insert(worker_id, Entry { record: Arc::clone(&record), attached });
@@ -75,7 +80,7 @@ impl SelectionCore {
     /// Removes a live worker; `None` when there is none.
     pub(super) fn remove(&self, catalog: &mut Catalog, worker_id: u64) -> Option<Arc<WorkerRecord>> {
         let mut entry = catalog.workers.remove(&worker_id)?;
-        mark(&mut catalog.blocked, worker_id, false);
+        catalog.blocked.set(worker_id, None);
         mark(&mut catalog.draining, worker_id, false);
         let mut counted = entry.record.is_schedulable();
         self.detach(catalog, worker_id, &mut entry.attached, &mut counted);
@@ -84,23 +89,38 @@ impl SelectionCore {
         Some(entry.record)
     }
 
-    /// Tries workers again that partitions which are gone kept out. Call it at the end of every verb.
-    pub(super) fn retry_freed(&self, catalog: &mut Catalog) {
-        while let Some(key) = catalog.freed.pop() {
-            self.retry_blocked(catalog, |record| record.request.partition() == key);
+    /// Tries workers again that partitions which are gone kept out. Call it at the end of every verb. The lock is
+    /// offered to others in between.
+    pub(super) fn retry_freed(&self, catalog: &mut MutexGuard<'_, Catalog>) {
+        let mut tried = 0;
+        while let Some(key) = catalog.freed.pop_first() {
+            let ids = catalog.blocked.of(&key);
+            tried += ids.len().max(1);
+            self.retry_blocked(catalog, &ids, |record| record.request.partition() == key);
+            if tried >= RECORDS_AT_ONCE {
+                tried = 0;
+                MutexGuard::bump(catalog);
+            }
         }
     }
 
-    /// Tries the blocked workers that `wanted` picks again.
-    pub(super) fn retry_blocked(&self, catalog: &mut Catalog, wanted: impl Fn(&WorkerRecord) -> bool) {
-        let records: Vec<_> = catalog
-            .blocked
-            .iter()
-            .filter_map(|id| catalog.workers.get(id).map(|entry| Arc::clone(&entry.record)))
-            .filter(|record| wanted(record))
-            .collect();
-        for record in records {
-            self.put(catalog, Arc::clone(&record.request), record.state, Arc::clone(&record.owner));
+    /// Tries those of `ids` again that are still blocked and that `wanted` picks. The lock is offered to others in
+    /// between.
+    pub(super) fn retry_blocked(
+        &self,
+        catalog: &mut MutexGuard<'_, Catalog>,
+        ids: &[u64],
+        wanted: impl Fn(&WorkerRecord) -> bool,
+    ) {
+        for (count, &id) in ids.iter().enumerate() {
+            if count > 0 && count % RECORDS_AT_ONCE == 0 {
+                MutexGuard::bump(catalog);
+            }
+            let Some(entry) = catalog.workers.get(&id).filter(|_| catalog.blocked.contains(id)) else { continue };
+            let record = Arc::clone(&entry.record);
+            if wanted(&record) {
+                self.put(catalog, Arc::clone(&record.request), record.state, Arc::clone(&record.owner));
+            }
         }
     }
 
@@ -261,7 +281,7 @@ impl SelectionCore {
             partition.health().contain(|| self.sources.detach(worker_id, rank));
         }
         if self.drop_if_empty(&partition) {
-            catalog.freed.push(partition.key.clone());
+            catalog.freed.insert(partition.key.clone());
         }
     }
 

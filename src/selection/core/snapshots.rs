@@ -10,7 +10,7 @@ use std::{
 
 use parking_lot::MutexGuard;
 
-use super::SelectionCore;
+use super::{SelectionCore, reconcile::RECORDS_AT_ONCE};
 use crate::selection::{
     catalog::{
         API_OWNER, Catalog, CatalogDelta, CatalogError, CatalogReport, CatalogSnapshot, CatalogStatus, Desired,
@@ -19,8 +19,6 @@ use crate::selection::{
     worker::{Lifecycle, WorkerState},
 };
 
-/// Records reconciled before the catalog's lock is offered to others.
-const RECORDS_AT_ONCE: usize = 64;
 /// Longest owner name and digest, in bytes.
 const MAX_NAME_BYTES: usize = 256;
 
@@ -164,7 +162,8 @@ impl SelectionCore {
     pub(super) fn reconcile_blocked(&self) {
         let Some(_applying) = self.applying.try_lock() else { return };
         let Some(mut catalog) = self.catalog.try_lock() else { return };
-        self.retry_blocked(&mut catalog, |_| true);
+        let blocked = catalog.blocked.all();
+        self.retry_blocked(&mut catalog, &blocked, |_| true);
         self.retry_freed(&mut catalog);
     }
 
@@ -190,7 +189,8 @@ impl SelectionCore {
             }
         }
         if !removed.is_empty() {
-            self.retry_blocked(catalog, |record| record.owner == *owner);
+            let blocked = catalog.blocked.all();
+            self.retry_blocked(catalog, &blocked, |record| record.owner == *owner);
         }
         self.retry_freed(catalog);
     }

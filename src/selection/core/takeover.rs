@@ -7,11 +7,8 @@ use std::sync::Arc;
 
 use parking_lot::MutexGuard;
 
-use super::{SelectionCore, snapshots::check_names};
+use super::{SelectionCore, reconcile::RECORDS_AT_ONCE, snapshots::check_names};
 use crate::selection::catalog::{API_OWNER, Desired, DesiredWorker, PeerCatalog};
-
-/// Records put in place before the catalog's lock is offered to others.
-const RECORDS_AT_ONCE: usize = 64;
 
 impl SelectionCore {
     /// Takes one owner's records from a peer, unless a snapshot of that owner was applied here. Ids that are in use stay

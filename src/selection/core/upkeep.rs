@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
-use super::{BookingEnd, PartitionFilter, SelectionCore};
+use super::{BookingEnd, PartitionFilter, SelectionCore, reconcile::RECORDS_AT_ONCE};
 use crate::selection::{catalog::Entry, identity::WorkerWithDpRank, moment::Moment, partition::PartitionRef};
 
 /// Expiry of bookings, as in the reference.
@@ -116,8 +116,14 @@ impl SelectionCore {
             .copied()
             .filter(|id| catalog.workers.get(id).is_some_and(|entry| !has_bookings(entry)))
             .collect();
-        for id in drained {
-            self.remove(&mut catalog, id);
+        for ids in drained.chunks(RECORDS_AT_ONCE) {
+            for &id in ids {
+                // Another verb may have put it back meanwhile.
+                if catalog.draining.contains(&id) && catalog.workers.get(&id).is_some_and(|e| !has_bookings(e)) {
+                    self.remove(&mut catalog, id);
+                }
+            }
+            MutexGuard::bump(&mut catalog);
         }
         self.retry_freed(&mut catalog);
     }

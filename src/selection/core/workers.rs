@@ -2,6 +2,8 @@
 
 use std::sync::{Arc, atomic::Ordering};
 
+use parking_lot::MutexGuard;
+
 use super::{PartitionFilter, SelectionCore};
 use crate::selection::{
     catalog::{API_OWNER, Catalog},
@@ -95,7 +97,7 @@ impl SelectionCore {
     }
 
     /// An owned worker that the API changed is restored by the next tick.
-    fn changed_by_api(&self, catalog: &mut Catalog, record: &WorkerRecord) {
+    fn changed_by_api(&self, catalog: &mut MutexGuard<'_, Catalog>, record: &WorkerRecord) {
         if let Some(owner) = catalog.owners.get_mut(&*record.owner) {
             owner.dirty.insert(record.request.worker_id);
         }

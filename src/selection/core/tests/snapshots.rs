@@ -340,3 +340,58 @@ fn selections_and_readers_do_not_wait_for_a_large_snapshot() {
     });
     assert_eq!(f.core.schedulable_workers(), 2_001);
 }
+
+/// How many blocked workers are looked at while an owner whose workers have `own` partitions leaves.
+fn looked_at(own: u64, blocked: u64) -> usize {
+    let f = Fixture::new();
+    let sized = |id: u64, block_size: u32| {
+        let mut request = worker(id, 1);
+        request["block_size"] = json!(block_size);
+        request
+    };
+    let strangers: Vec<_> = (0..=blocked).map(|id| sized(1000 + id, if id == 0 { 4 } else { 8 })).collect();
+    let report = f.core.apply_catalog("b", snapshot(1, 1, "d", &strangers), None).unwrap();
+    let kept_out = report.workers.iter().filter(|line| line.lifecycle == Some(Lifecycle::Incomplete)).count();
+    assert_eq!(kept_out as u64, blocked);
+    let apart: Vec<_> = (0..own)
+        .map(|id| {
+            let mut request = worker(id, 1);
+            request["model_name"] = json!(format!("m{id}"));
+            request
+        })
+        .collect();
+    f.core.apply_catalog("a", snapshot(1, 1, "d", &apart), None).unwrap();
+    let before = f.core.catalog.lock().blocked.handed_out;
+    f.core.apply_catalog("a", snapshot(1, 2, "none", &[]), None).unwrap();
+    let after = f.core.catalog.lock().blocked.handed_out;
+    assert_eq!(f.core.partitions(&PartitionFilter::default()).len(), 1);
+    after - before
+}
+
+#[test]
+fn blocked_workers_are_looked_at_once_however_many_partitions_go() {
+    assert_eq!(looked_at(10, 300), 300);
+    assert_eq!(looked_at(200, 300), 300);
+}
+
+#[test]
+fn those_that_a_partition_kept_out_are_found_wherever_it_was_left_by_the_last() {
+    let f = Fixture::new();
+    let sized = |id: u64, model: &str, block_size: u32| {
+        let mut request = worker(id, 1);
+        (request["model_name"], request["block_size"]) = (json!(model), json!(block_size));
+        request
+    };
+    f.core.apply_catalog("a", snapshot(1, 1, "d", &[sized(1, "x", 4), sized(2, "y", 4)]), None).unwrap();
+    let kept_out = [sized(11, "x", 8), sized(12, "y", 8), sized(13, "x", 8)];
+    f.core.apply_catalog("b", snapshot(1, 1, "d", &kept_out), None).unwrap();
+    assert_eq!(owner(&f, "b").unwrap().schedulable, 0);
+    // One that is kept out elsewhere now no longer waits for the first partition.
+    f.core
+        .apply_catalog("b", snapshot(1, 2, "d2", &[sized(11, "x", 8), sized(12, "y", 8), sized(13, "y", 8)]), None)
+        .unwrap();
+    f.core.apply_catalog("a", snapshot(1, 2, "d2", &[sized(2, "y", 4)]), None).unwrap();
+    assert_eq!(owner(&f, "b").unwrap().schedulable, 1);
+    f.core.apply_catalog("a", snapshot(1, 3, "none", &[]), None).unwrap();
+    assert_eq!(owner(&f, "b").unwrap().schedulable, 3);
+}
