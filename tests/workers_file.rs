@@ -121,6 +121,21 @@ fn a_file_that_cannot_be_used_keeps_the_catalog_and_says_why_everywhere() {
 }
 
 #[test]
+fn a_catalog_that_has_something_newer_says_why_the_file_is_not_in_force() {
+    let followed = Followed::start(Some(THREE), &[]);
+    followed.selector.wait_for_workers(&[1, 2, 3]);
+    let last = i64::MAX;
+    let emptied = json!({"epoch": last, "generation": last, "digest": "x", "workers": []});
+    assert_eq!(followed.selector.call("PUT", "/catalog/file.default", Some(&emptied)).0, 200);
+    followed.wait_for_error(&format!("another source is applying this owner with version ({last}, {last})"));
+    // A file that cannot be used is the nearer reason; mended, the other is still there.
+    replace(&followed.path, "");
+    followed.wait_for_error("empty");
+    replace(&followed.path, &two());
+    followed.wait_for_error("another source");
+}
+
+#[test]
 fn a_worker_that_is_incomplete_is_applied_and_reported_beside_the_others() {
     let followed = Followed::start(Some(&THREE.replace("worker_id: 2,", "worker_id: 2, block_size: 0,")), &[]);
     followed.selector.wait_for_workers(&[1, 2, 3]);

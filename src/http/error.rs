@@ -57,6 +57,9 @@ pub enum ApiError {
     /// The body has no JSON media type (415).
     #[error("Expected request with `Content-Type: application/json`")]
     MediaType,
+    /// The body is compressed in a way that the route does not read (415).
+    #[error("content-encoding `{0}` is not supported: send `zstd` or none")]
+    ContentEncoding(String),
     /// The body is too long (413).
     #[error("Failed to buffer the request body: length limit exceeded")]
     TooLarge,
@@ -113,7 +116,7 @@ impl ApiError {
                 StatusCode::BAD_REQUEST
             }
             Self::Body(BodyError::Shape(_)) => StatusCode::UNPROCESSABLE_ENTITY,
-            Self::MediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            Self::MediaType | Self::ContentEncoding(_) => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::BodyTimeout => StatusCode::REQUEST_TIMEOUT,
             Self::Unauthorized => StatusCode::UNAUTHORIZED,
@@ -140,6 +143,7 @@ impl ApiError {
             Self::Body(BodyError::Syntax(_)) => "body_syntax",
             Self::Body(BodyError::Shape(_)) => "body_shape",
             Self::MediaType => "media_type",
+            Self::ContentEncoding(_) => "content_encoding",
             Self::TooLarge => "body_too_large",
             Self::BrokenBody(_) => "body_broken",
             Self::BodyTimeout => "body_timeout",
@@ -198,6 +202,9 @@ impl IntoResponse for ApiError {
         match self {
             Self::Unauthorized => {
                 response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            }
+            Self::ContentEncoding(_) => {
+                response.headers_mut().insert(header::ACCEPT_ENCODING, HeaderValue::from_static("zstd"));
             }
             // What is left of the body is not read: the connection cannot carry another request.
             Self::TooLarge | Self::BodyTimeout | Self::BrokenBody(_) => {

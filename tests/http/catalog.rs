@@ -96,6 +96,19 @@ async fn an_owner_can_take_over_anothers_records() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_version_that_nothing_could_follow_is_refused() {
+    let server = TestServer::start().await;
+    assert_eq!(put(&server, "/catalog/file.a", snapshot(1, 1, "d", [1])).await.0, 200);
+    let delta = json!({"epoch": 1, "generation": u64::MAX, "base_digest": "d", "digest": "e", "delete": [1]});
+    for (sent, name) in [(snapshot(u64::MAX, u64::MAX, "x", []), "epoch"), (delta, "generation")] {
+        let (status, body) = put(&server, "/catalog/file.a", sent).await;
+        let text = format!("{name} {} is too large: at most {} (2^63 - 1)", u64::MAX, i64::MAX);
+        assert_eq!((status, body), (400, json!({"error": text})));
+    }
+    assert_eq!(put(&server, "/catalog/file.a", snapshot(1, 2, "f", [1, 2])).await.0, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn snapshots_may_be_compressed_and_have_a_limit_after_decompression() {
     let config = HttpConfig { max_catalog_bytes: 64 << 10, max_body_bytes: 100, ..HttpConfig::default() };
     let server = TestServer::with(service_config(), config).await;
@@ -117,8 +130,13 @@ async fn snapshots_may_be_compressed_and_have_a_limit_after_decompression() {
     bomb["pad"] = json!("x".repeat(128 << 10));
     let (status, body) = send(bomb, "zstd").await;
     assert_eq!((status, &body["error"]), (413, &json!("Failed to buffer the request body: length limit exceeded")));
-    let (status, body) = send(snapshot(1, 3, "d", []), "lzma").await;
-    assert_eq!(status, 415, "{body}");
+    for encoding in ["lzma", "gzip", "zstd, zstd"] {
+        let (status, body) = send(snapshot(1, 3, "d", []), encoding).await;
+        let text = format!("content-encoding `{encoding}` is not supported: send `zstd` or none");
+        assert_eq!((status, body), (415, json!({"error": text})));
+    }
+    let metrics = server.request("GET", "/metrics").send().await.unwrap().text().await.unwrap();
+    assert!(metrics.contains("http_request_errors_total{reason=\"content_encoding\"} 3"), "{metrics}");
     let request = server
         .request("PUT", "/catalog/file.a")
         .header("content-type", "application/json")

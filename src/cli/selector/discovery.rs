@@ -37,10 +37,11 @@ impl Discovery {
         let file = WorkersFile::follow(path, FollowOptions::default()).map_err(CliError::failed)?;
         let status = watch::Sender::new(TargetStatus::default());
         let targets = vec![("in-process".to_owned(), status.subscribe())];
+        let applying = status.subscribe();
         metrics::register(service.metrics(), file.status(), file.counters(), targets);
         let target = InProcessTarget::new(service.clone(), owner.clone());
         let applied = apply::run(target, file.status(), ApplyOptions::default(), status, stop.clone());
-        let told = tell_source_errors(service.clone(), owner, file.status(), stop.clone());
+        let told = tell_source_errors(service.clone(), owner, file.status(), applying, stop.clone());
         Ok(Self { _file: file, tasks: [tokio::spawn(applied), tokio::spawn(told)] })
     }
 
@@ -54,11 +55,12 @@ impl Discovery {
     }
 }
 
-/// Shows in the catalog why the file is behind.
+/// Shows in the catalog why it is behind the file: the file cannot be used, or the catalog refuses it.
 async fn tell_source_errors(
     service: SelectionService,
     owner: String,
     mut source: SourceStatus,
+    mut applying: watch::Receiver<TargetStatus>,
     stop: CancellationToken,
 ) {
     let tell = |error: Option<String>| {
@@ -66,9 +68,18 @@ async fn tell_source_errors(
             tracing::error!(%failure, "cannot show the state of the workers file");
         }
     };
+    let mut told = None;
     loop {
-        tell(source.borrow_and_update().error.as_deref().map(str::to_owned));
+        let refused = applying.borrow_and_update().error.as_ref().map(ToString::to_string);
+        let error = source.borrow_and_update().error.as_deref().map(str::to_owned).or(refused);
+        // Looks that change nothing come every second.
+        if told.as_ref() != Some(&error) {
+            tell(error.clone());
+            told = Some(error);
+        }
         tokio::select! {
+            // It ends with the process; until then the file alone is told of.
+            Ok(()) = applying.changed() => {}
             changed = source.changed() => if changed.is_err() {
                 tracing::error!("the workers file is not followed any more");
                 return tell(Some("the workers file is not followed any more: restart".to_owned()));

@@ -8,6 +8,8 @@ use serde::de::DeserializeOwned;
 use tokio::io::AsyncReadExt;
 use zeroize::Zeroizing;
 
+use crate::selection::catalog::SnapshotVersion;
+
 /// Longest time to connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// Longest time for a call about one record, or a look.
@@ -49,6 +51,8 @@ pub enum ClientError {
         status: u16,
         /// The beginning of the answer.
         text: String,
+        /// The version in force, where a catalog refused an older one.
+        current: Option<SnapshotVersion>,
     },
     /// An answer of another shape, or one without end.
     #[error("{call}: unexpected answer: {reason}")]
@@ -76,6 +80,14 @@ impl ClientError {
     pub fn status(&self) -> Option<u16> {
         match self {
             Self::Status { status, .. } => Some(*status),
+            _ => None,
+        }
+    }
+
+    /// The version in force, where a catalog refused an older one and says so.
+    pub(super) fn current(&self) -> Option<SnapshotVersion> {
+        match self {
+            Self::Status { status: 409, current, .. } => *current,
             _ => None,
         }
     }
@@ -232,7 +244,8 @@ impl RemoteClient {
         if status.is_success() {
             return Ok(answer);
         }
-        Err(ClientError::Status { call, status: status.as_u16(), text: error_text(status, &answer) })
+        let (text, current) = read_error(status, &answer);
+        Err(ClientError::Status { call, status: status.as_u16(), text, current })
     }
 
     /// Reads an answer.
@@ -252,20 +265,24 @@ async fn compress(body: &[u8]) -> io::Result<Vec<u8>> {
     Ok(packed)
 }
 
-/// The text of an error answer: of ours and the reference's `{"error": "..."}`, else its beginning.
-fn error_text(status: StatusCode, answer: &[u8]) -> String {
+/// The text of an error answer: of ours and the reference's `{"error": "..."}`, else its beginning. With it the version
+/// that ours names, if any.
+fn read_error(status: StatusCode, answer: &[u8]) -> (String, Option<SnapshotVersion>) {
     #[derive(serde::Deserialize)]
     struct ErrorBody {
         error: String,
+        #[serde(default)]
+        current: serde_json::Value,
     }
-    let text = serde_json::from_slice::<ErrorBody>(answer).map_or_else(
-        |_| String::from_utf8_lossy(&answer[..answer.len().min(MAX_ERROR_TEXT * 4)]).into_owned(),
-        |b| b.error,
+    let (text, current) = serde_json::from_slice::<ErrorBody>(answer).map_or_else(
+        |_| (String::from_utf8_lossy(&answer[..answer.len().min(MAX_ERROR_TEXT * 4)]).into_owned(), None),
+        // A delta that was refused for its digest names no version.
+        |b| (b.error, serde_json::from_value(b.current).ok()),
     );
     if text.trim().is_empty() {
-        return status.canonical_reason().unwrap_or_default().to_owned();
+        return (status.canonical_reason().unwrap_or_default().to_owned(), current);
     }
-    text.chars().take(MAX_ERROR_TEXT).collect()
+    (text.chars().take(MAX_ERROR_TEXT).collect(), current)
 }
 
 /// The cause that says something: "connection refused" rather than "error sending request".

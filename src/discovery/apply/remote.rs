@@ -147,13 +147,18 @@ impl RemoteTarget {
         if let Some(report) = self.try_delta(snapshot).await? {
             return Ok(report);
         }
-        match self.send_whole(snapshot).await {
-            Err(PassError::Call(error)) if error.status() == Some(409) => {}
+        // Refused as old: go above what is in force. Only the refusal tells that of an owner without workers.
+        let error = match self.send_whole(snapshot).await {
+            Err(PassError::Call(error)) if error.status() == Some(409) => error,
             done => return done,
-        }
-        // Refused as old: find out by what, and go above it.
-        let now = self.catalog().await?.unwrap_or_default();
-        let current = self.ours(&now).map(|o| o.version).unwrap_or_default();
+        };
+        let current = match error.current() {
+            Some(current) => current,
+            None => {
+                let now = self.catalog().await?.unwrap_or_default();
+                self.ours(&now).map(|o| o.version).ok_or(error)?
+            }
+        };
         tracing::warn!(
             selector = self.client.address(),
             owner = self.owner,
@@ -163,7 +168,9 @@ impl RemoteTarget {
         );
         self.epoch = next_epoch(current);
         match self.send_whole(snapshot).await {
-            Err(PassError::Call(error)) if error.status() == Some(409) => Err(PassError::Superseded(current)),
+            Err(PassError::Call(error)) if error.status() == Some(409) => {
+                Err(PassError::Superseded(error.current().unwrap_or(current)))
+            }
             done => done,
         }
     }
@@ -268,8 +275,11 @@ impl Target for RemoteTarget {
     }
 }
 
-/// An epoch above `current`: the time, unless that is behind.
+/// An epoch above `current`, if there is one: the time, unless that is behind.
 pub(super) fn next_epoch(current: SnapshotVersion) -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(now.as_millis()).unwrap_or(u64::MAX).max(current.epoch.saturating_add(1))
+    u64::try_from(now.as_millis())
+        .unwrap_or(u64::MAX)
+        .max(current.epoch.saturating_add(1))
+        .min(SnapshotVersion::MAX_PART)
 }

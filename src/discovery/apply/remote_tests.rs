@@ -99,7 +99,9 @@ fn ours(memory: &Shared) -> Router {
         let sent: Value = serde_json::from_slice(&body).unwrap();
         let version = (sent["epoch"].as_u64().unwrap(), sent["generation"].as_u64().unwrap());
         if version < memory.version {
-            return fail(409, "older");
+            let (epoch, generation) = memory.version;
+            let current = json!({"epoch": epoch, "generation": generation, "digest": memory.digest});
+            return (StatusCode::CONFLICT, Json(json!({"error": "older", "current": current}))).into_response();
         }
         let (records, whole) = match sent.get("workers") {
             Some(workers) => (workers.clone(), true),
@@ -232,6 +234,23 @@ async fn an_older_epoch_is_raised_above_the_one_in_force() {
     assert_eq!(memory.lock().version, (far + 1, 1));
     target.apply(&snapshot(2, [1, 2])).await.unwrap();
     assert_eq!(memory.lock().version, (far + 1, 2), "the epoch was not kept");
+}
+
+#[tokio::test]
+async fn the_version_of_an_owner_without_workers_is_overtaken_and_told() {
+    let memory = Shared::default();
+    let far = 99_999_999_999_999;
+    memory.lock().version = (far, 4);
+    let (address, _server) = serve(ours(&memory), &memory).await;
+    let mut first = target(address, |_| {});
+    first.apply(&snapshot(1, [1])).await.unwrap();
+    assert_eq!(memory.lock().version, (far + 1, 1));
+
+    let last = SnapshotVersion { epoch: SnapshotVersion::MAX_PART, generation: SnapshotVersion::MAX_PART };
+    memory.lock().workers.clear();
+    memory.lock().version = (last.epoch, last.generation);
+    let mut second = target(address, |_| {});
+    assert_eq!(second.apply(&snapshot(1, [1])).await, Err(PassError::Superseded(last)));
 }
 
 #[tokio::test]

@@ -67,7 +67,7 @@ fn snapshot(generation: u64) -> SourceState {
 }
 
 fn server_error() -> PassError {
-    PassError::Call(ClientError::Status { call: "PUT".to_owned(), status: 503, text: String::new() })
+    PassError::Call(ClientError::Status { call: "PUT".to_owned(), status: 503, text: String::new(), current: None })
 }
 
 struct Running {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::{
     extract::{Request, State},
-    http::StatusCode,
+    http::{HeaderMap, StatusCode, header},
     response::Response,
 };
 use serde::{Deserialize, Serialize, de::IgnoredAny};
@@ -127,6 +127,7 @@ pub(in crate::http) struct ApplyQuery {
         (status = 401, description = "Admin token missing or wrong", body = ErrorBody),
         (status = 409, description = "Older than what is in force, or a delta from another digest", body = ErrorBody),
         (status = 413, description = "Too long", body = ErrorBody),
+        (status = 415, description = "No JSON, or compressed in another way", body = ErrorBody),
         (status = 422, description = "JSON of another shape", body = ErrorBody),
     ),
 )]
@@ -140,12 +141,23 @@ pub(in crate::http) async fn apply(
     let ApplyQuery { adopt } = query(parameters)?;
     let (head, content) = request.into_parts();
     app.authorize(&head.headers)?;
+    check_decompressed(&head.headers)?;
     let content = body::json(&head.headers, content, app.0.catalog_limits).await?;
     app.blocking(move |service| {
         let report = apply_body(service, &owner, adopt.as_deref(), &content)?;
         Ok(reply::json(StatusCode::OK, &report))
     })
     .await?
+}
+
+/// Refuses a body that is still compressed: the layer takes the header off what it decompresses.
+fn check_decompressed(headers: &HeaderMap) -> Result<(), ApiError> {
+    match headers.get(header::CONTENT_ENCODING) {
+        Some(encoding) if !encoding.as_bytes().eq_ignore_ascii_case(b"identity") => {
+            Err(ApiError::ContentEncoding(String::from_utf8_lossy(encoding.as_bytes()).into_owned()))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// What tells a delta from a snapshot.

@@ -23,10 +23,27 @@ pub struct DesiredWorker {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
 pub struct SnapshotVersion {
-    /// Lease transitions of the operator, or start time in ms of a file source.
+    /// Lease transitions of the operator, or start time in ms of a file source; at most 2^63 - 1.
     pub epoch: u64,
-    /// Counts snapshots within an epoch.
+    /// Counts snapshots within an epoch; at most 2^63 - 1.
     pub generation: u64,
+}
+
+impl SnapshotVersion {
+    /// Largest epoch and generation.
+    pub const MAX_PART: u64 = i64::MAX.unsigned_abs();
+
+    /// # Errors
+    /// Why the pair cannot be in force.
+    pub(super) fn check(self) -> Result<(), CatalogError> {
+        for (name, part) in [("epoch", self.epoch), ("generation", self.generation)] {
+            if part > Self::MAX_PART {
+                let largest = Self::MAX_PART;
+                return Err(CatalogError::Invalid(format!("{name} {part} is too large: at most {largest} (2^63 - 1)")));
+            }
+        }
+        Ok(())
+    }
 }
 
 /// One owner's complete desired set (`PUT /catalog/{owner}`).

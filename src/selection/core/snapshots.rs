@@ -37,6 +37,7 @@ impl SelectionCore {
     ) -> Result<CatalogReport, CatalogError> {
         check_names(owner, &snapshot.digest)?;
         let CatalogSnapshot { version, digest, workers } = snapshot;
+        version.check()?;
         let workers = desired(workers)?;
         let _applying = self.applying.lock();
         let mut catalog = self.catalog.lock();
@@ -71,6 +72,7 @@ impl SelectionCore {
     pub fn apply_catalog_delta(&self, owner: &str, delta: CatalogDelta) -> Result<CatalogReport, CatalogError> {
         check_names(owner, &delta.digest)?;
         let CatalogDelta { version, base_digest, digest, upsert, delete } = delta;
+        version.check()?;
         let upsert = desired(upsert)?;
         if let Some(id) = delete.iter().find(|id| upsert.contains_key(id)) {
             return Err(CatalogError::Invalid(format!("worker_id {id} is both upserted and deleted")));

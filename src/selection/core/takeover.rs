@@ -20,7 +20,8 @@ impl SelectionCore {
         let owner: Arc<str> = if owner == API_OWNER {
             Arc::from(API_OWNER)
         } else {
-            if check_names(&owner, &digest).is_err() || catalog.in_force(&owner).is_some() {
+            let valid = check_names(&owner, &digest).is_ok() && version.check().is_ok();
+            if !valid || catalog.in_force(&owner).is_some() {
                 return 0;
             }
             let Ok((name, state)) = catalog.owner_mut(&owner) else { return 0 };

@@ -3,7 +3,8 @@
 use super::*;
 use crate::selection::{
     catalog::{
-        CatalogDelta, CatalogError, CatalogReport, CatalogSnapshot, DesiredWorker, OwnerStatus, SnapshotVersion,
+        CatalogDelta, CatalogError, CatalogReport, CatalogSnapshot, DesiredWorker, OwnerStatus, PeerCatalog,
+        SnapshotVersion,
     },
     worker::WorkerState,
 };
@@ -106,6 +107,28 @@ fn older_snapshots_and_bad_ones_change_nothing() {
     assert_eq!(ids(&f), [1]);
     // The same pair again is a retry.
     f.core.apply_catalog(OWNER, snapshot(2, 2, "d", &[worker(1, 1)]), None).unwrap();
+}
+
+#[test]
+fn versions_beyond_the_largest_are_refused() {
+    let f = Fixture::new();
+    f.core.apply_catalog(OWNER, snapshot(1, 1, "d", &[worker(1, 1)]), None).unwrap();
+    let largest = SnapshotVersion::MAX_PART;
+    for (epoch, generation, text) in [
+        (largest + 1, 1, "epoch 9223372036854775808 is too large: at most 9223372036854775807 (2^63 - 1)"),
+        (1, u64::MAX, "generation 18446744073709551615 is too large: at most 9223372036854775807 (2^63 - 1)"),
+    ] {
+        let error = f.core.apply_catalog(OWNER, snapshot(epoch, generation, "x", &[]), None).unwrap_err();
+        assert_eq!((error.reason(), error.to_string().as_str()), ("invalid", text));
+        let version = SnapshotVersion { epoch, generation };
+        let delta = CatalogDelta { version, base_digest: "d".to_owned(), digest: "x".to_owned(), ..Default::default() };
+        assert_eq!(f.core.apply_catalog_delta(OWNER, delta).unwrap_err(), error);
+        let taken = PeerCatalog { owner: "b".to_owned(), version, digest: "x".to_owned(), workers: Vec::new() };
+        f.core.take_catalog(taken);
+        assert_eq!(f.core.catalog.lock().in_force("b"), None, "a peer's word");
+    }
+    assert_eq!(owner(&f, OWNER).unwrap().version, SnapshotVersion { epoch: 1, generation: 1 });
+    f.core.apply_catalog(OWNER, snapshot(largest, largest, "d2", &[]), None).unwrap();
 }
 
 #[test]
