@@ -211,6 +211,7 @@ mod tests {
         );
         assert_eq!(comparison.saw(subject(), Difference { membership: 1, ..by(3) }, false, now), Ask::All);
     }
+
     #[test]
     fn after_a_loss_a_difference_that_changes_is_asked_for_too() {
         let (mut comparison, now) = (Comparison::default(), Instant::now());

@@ -30,8 +30,6 @@ mod peers;
 mod repair;
 mod state;
 mod status;
-#[cfg(test)]
-mod tests;
 mod wire;
 
 use std::{fmt, sync::Arc, time::Duration};

@@ -96,7 +96,7 @@ impl Outlet {
     }
 
     /// The publisher as others reach it: the host of the advertised URL, if there is one.
-    pub(super) fn advertised_endpoint(&self) -> Option<String> {
+    fn advertised_endpoint(&self) -> Option<String> {
         let url = reqwest::Url::parse(self.advertise_url.as_deref()?).ok()?;
         Some(format!("tcp://{}:{}", url.host_str()?, self.publisher.local_addr().port()))
     }
@@ -136,7 +136,6 @@ impl Outlet {
             instance_id: self.instance_id.clone(),
             url: self.advertise_url.clone(),
             http_port: self.http_port,
-            endpoint: self.advertised_endpoint(),
             leaving: self.leaving.load(Ordering::Relaxed),
             partitions,
             ..Beacon::default()

@@ -28,7 +28,7 @@ use super::{
 };
 use crate::selection::{
     Moment, PartitionKey,
-    core::{BookingSnapshot, MergeReport},
+    core::{BookingSnapshot, MergeReport, PartitionDigests},
     replication::{RouterId, SessionEvent},
     sessions::SessionSnapshot,
 };
@@ -82,6 +82,8 @@ pub(super) enum RepairError {
     TooLarge(&'static str),
     #[error("another process answered")]
     OtherInstance,
+    #[error("the peer's blocks have {theirs} tokens, those here {ours}")]
+    BlockSize { theirs: u32, ours: u32 },
     #[error("no answer in time")]
     Timeout,
     #[error("taking the answer over panicked")]
@@ -102,6 +104,8 @@ struct Question<'a> {
     /// The process that is to answer.
     instance_id: Option<String>,
     key: &'a PartitionKey,
+    /// Of the partition here.
+    block_size: u32,
     origin: Option<RouterId>,
     since: Option<u64>,
 }
@@ -119,7 +123,7 @@ impl Client {
     }
 
     async fn ask(&self, question: Question<'_>) -> Result<Answer, RepairError> {
-        let Question { url, instance_id, key, origin, since } = question;
+        let Question { url, instance_id, key, block_size, origin, since } = question;
         let mut request = self
             .http
             .get(format!("{}/replica_sync/state", url.trim_end_matches('/')))
@@ -141,7 +145,7 @@ impl Client {
         let body = BufReader::new(StreamReader::new(response.bytes_stream().map_err(std::io::Error::other)));
         let body: Pin<Box<dyn AsyncRead + Send>> =
             if compressed { Box::pin(ZstdDecoder::new(body)) } else { Box::pin(body) };
-        Ok(Answer { body, instance_id, bytes: Vec::new(), has_head: false, total: 0 })
+        Ok(Answer { body, instance_id, block_size, bytes: Vec::new(), has_head: false, total: 0 })
     }
 }
 
@@ -149,6 +153,7 @@ impl Client {
 struct Answer {
     body: Pin<Box<dyn AsyncRead + Send>>,
     instance_id: Option<String>,
+    block_size: u32,
     bytes: Vec<u8>,
     has_head: bool,
     /// Bytes read so far, unpacked.
@@ -175,6 +180,10 @@ impl Answer {
             Some(head) if self.instance_id.as_ref().is_some_and(|expected| *expected != head.instance_id) => {
                 return Err(RepairError::OtherInstance);
             }
+            // A peer without the partition tells 0, and nothing more.
+            Some(head) if ![0, self.block_size].contains(&head.block_size) => {
+                return Err(RepairError::BlockSize { theirs: head.block_size, ours: self.block_size });
+            }
             None if !self.has_head => return Err(RepairError::Version(0)),
             _ => self.has_head = true,
         }
@@ -193,7 +202,7 @@ impl Answer {
 pub(super) fn fuzz_answer(bytes: &[u8]) -> Option<(usize, usize)> {
     let runtime = tokio::runtime::Builder::new_current_thread().build().ok()?;
     let body = Box::pin(std::io::Cursor::new(bytes.to_vec()));
-    let mut answer = Answer { body, instance_id: None, bytes: Vec::new(), has_head: false, total: 0 };
+    let mut answer = Answer { body, instance_id: None, block_size: 16, bytes: Vec::new(), has_head: false, total: 0 };
     let (mut bookings, mut sessions) = (0, 0);
     loop {
         let outcome = runtime.block_on(answer.next());
@@ -275,7 +284,11 @@ async fn mend(
         // Only its maker knows that a booking is over.
         let authority = origin.filter(|_| origin == speaker && since.is_none());
         let asked = peers.core.now();
-        let mut answer = peers.client.ask(Question { url, instance_id, key, origin, since }).await?;
+        let Some(PartitionDigests { block_size, .. }) = peers.core.partition_digest(key) else {
+            return Ok(MergeReport::default());
+        };
+        let question = Question { url, instance_id, key, block_size, origin, since };
+        let mut answer = peers.client.ask(question).await?;
         let mut merger = Merger {
             core: Arc::clone(&peers.core),
             key: key.clone(),
@@ -368,6 +381,13 @@ pub(super) async fn take_over(peers: &Peers, followed: &Followed, url: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{
+        mesh::state::{StateQuery, state_frames},
+        selection::{
+            SelectionConfig, SelectionCore,
+            worker::{WorkerFields, WorkerRequest},
+        },
+    };
 
     fn subject(model: &str) -> Subject {
         (PartitionKey::new(model, "g"), 1)
@@ -390,5 +410,25 @@ mod tests {
         let mut wanted = Wanted::default();
         (0..2 * MAX_WANTED).for_each(|at| wanted.want(subject(&at.to_string()), None));
         assert_eq!(wanted.0.len(), MAX_WANTED);
+    }
+
+    #[tokio::test]
+    async fn an_answer_about_blocks_of_another_size_is_refused() {
+        let config = SelectionConfig { use_kv_events: false, ..SelectionConfig::default() };
+        let core = SelectionCore::try_new_local(config).expect("valid");
+        let fields =
+            WorkerFields { endpoint: Some("http://w".to_owned()), block_size: Some(16), ..WorkerFields::default() };
+        let (model_name, routing_group) = ("m".to_owned(), "g".to_owned());
+        core.upsert_worker(WorkerRequest { worker_id: 1, model_name, routing_group, fields }).expect("valid");
+        let query = StateQuery { partition: PartitionKey::new("m", "g"), origin: None, since: None };
+        let bytes: Vec<u8> = state_frames(core, query).flatten().collect();
+        for (block_size, refused) in [(16, false), (32, true)] {
+            let body = Box::pin(std::io::Cursor::new(bytes.clone()));
+            let mut answer =
+                Answer { body, instance_id: None, block_size, bytes: Vec::new(), has_head: false, total: 0 };
+            let outcome = answer.next().await;
+            assert_eq!(matches!(outcome, Err(RepairError::BlockSize { theirs: 16, ours: 32 })), refused);
+            assert_eq!(outcome.is_ok(), !refused);
+        }
     }
 }

@@ -1,3 +1,5 @@
+//! Blocks that come, stay and go.
+
 use super::*;
 
 const SIZE: usize = 2;

@@ -1,3 +1,5 @@
+//! Every encoding, read back by the decoder of events.
+
 use super::*;
 use crate::events::decode::{Batch, Event, Medium as Where};
 use crate::selection::identity::Tier;

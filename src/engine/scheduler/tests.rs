@@ -1,3 +1,5 @@
+//! Steps: who runs, who waits, who is preempted.
+
 use super::*;
 
 fn config() -> SchedulerConfig {

@@ -15,7 +15,7 @@ pub(in crate::mesh) const MAX_PARTITIONS: usize = 256;
 pub(in crate::mesh) const MAX_ORIGINS: usize = 64;
 /// Largest message read.
 const MAX_BYTES: usize = 4 << 20;
-/// Longest instance id, URL or endpoint a beacon may tell, in bytes.
+/// Longest instance id or URL a beacon may tell, in bytes.
 const MAX_NAME: usize = 2048;
 
 /// Envelope.
@@ -39,9 +39,6 @@ pub(in crate::mesh) struct Beacon {
     pub(in crate::mesh) url: Option<String>,
     #[serde(default)]
     pub(in crate::mesh) http_port: Option<u16>,
-    /// Its publisher, as it advertises it.
-    #[serde(default)]
-    pub(in crate::mesh) endpoint: Option<String>,
     /// Its clock when this was sent, in nanoseconds since the Unix epoch. Compared with itself alone.
     pub(in crate::mesh) sent: u64,
     /// Booking messages published before this one.
@@ -144,7 +141,7 @@ impl Envelope {
         }
         let mut envelope: Self = rmp_serde::from_slice(payload)?;
         if let Some(beacon) = &mut envelope.beacon {
-            let names = [Some(&beacon.instance_id), beacon.url.as_ref(), beacon.endpoint.as_ref()];
+            let names = [Some(&beacon.instance_id), beacon.url.as_ref()];
             if let Some(name) = names.into_iter().flatten().find(|name| name.len() > MAX_NAME) {
                 return Err(MeshDecodeError::Name(name.len()));
             }

@@ -1,3 +1,5 @@
+//! Messages there and back, and what is refused.
+
 use std::{sync::Arc, time::Duration};
 
 use super::{beacon::*, *};

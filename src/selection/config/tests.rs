@@ -1,3 +1,5 @@
+//! Ranges of settings, and the words of their refusal.
+
 use super::*;
 
 fn text(change: impl FnOnce(&mut SelectionConfig)) -> String {

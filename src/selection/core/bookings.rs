@@ -379,7 +379,11 @@ impl BookingIndex {
         passes: impl Fn(&PartitionRef, &BookingFacts) -> bool,
     ) -> Vec<LiveBooking> {
         let shard = self.shards[shard].lock();
-        shard.rows.iter().filter_map(live).filter(|found| passes(&found.partition, &found.facts)).collect()
+        let passing = shard.rows.iter().filter(|row| match &row.state {
+            RowState::Held(held) => passes(&row.partition, &held.facts),
+            RowState::Claimed | RowState::Lost => false,
+        });
+        passing.filter_map(live).collect()
     }
 
     /// Live bookings and claims.

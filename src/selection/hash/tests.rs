@@ -1,3 +1,5 @@
+//! Hashes of blocks, chains and tracking keys.
+
 use serde_json::Value;
 
 use super::*;

@@ -1,3 +1,5 @@
+//! The three limits of cached selections.
+
 use super::*;
 
 fn cache(change: impl FnOnce(&mut SelectionConfig)) -> PendingSelections {

@@ -1,3 +1,5 @@
+//! Bindings, holds and leases of sessions.
+
 use std::task::{Context, Poll};
 
 use super::*;

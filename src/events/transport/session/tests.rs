@@ -1,3 +1,5 @@
+//! One connection, from its first frame to its end.
+
 use super::*;
 use crate::events::transport::codec::encode_message;
 

@@ -1,3 +1,5 @@
+//! The parser of integer arrays against `serde_json`.
+
 use super::*;
 
 /// What `serde_json` makes of the array at the start of `text`.

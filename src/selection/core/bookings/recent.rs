@@ -1,8 +1,8 @@
 //! What one shard remembers of ids that are not live: bookings that ended, and calls that came before their booking's
 //! mirror.
 //!
-//! Invariants: bounded by time, count and length of ids, the oldest go first; a call is remembered only for an id that was not live
-//! here lately, so that an id that was freed may be booked again.
+//! Invariants: bounded by time, count and length of ids, the oldest go first; a call is remembered only for an id that
+//! was not live here lately, so that an id that was freed may be booked again.
 
 use std::{
     collections::{HashMap, VecDeque},

@@ -150,8 +150,8 @@ impl SelectionCore {
         }
     }
 
-    /// Takes over bookings of one partition that the replica `from` has and was asked for at `asked`. A booking that a call ended here is not booked
-    /// again; one that ended otherwise (its rank left) only if its maker still has it.
+    /// Takes over bookings of one partition that the replica `from` has and was asked for at `asked`. A booking that a call
+    /// ended here is not booked again; one that ended otherwise (its rank left) only if its maker still has it.
     pub fn merge_bookings(
         &self,
         key: &PartitionKey,

@@ -1,3 +1,5 @@
+//! Sessions and what overrules them.
+
 use super::*;
 
 /// Worker 2 carries 20 blocks, so that a free choice goes to worker 1.

@@ -1,3 +1,5 @@
+//! KV hints of a booking.
+
 use super::*;
 
 /// Workers 1, 2 and both ranks of 3 are decode workers, 4 is not; they hold 3, 1, 2, 3 and 4 blocks.

@@ -1,3 +1,5 @@
+//! Loads, overlaps and advisory answers.
+
 use super::*;
 use crate::selection::request::{OverlapRow, RankLoadRow};
 

@@ -1,3 +1,5 @@
+//! What happens to a booking after it was made.
+
 use super::*;
 
 fn unknown(id: &str) -> (&'static str, String) {

@@ -1,3 +1,5 @@
+//! Bookings of a named rank and of cached selections.
+
 use super::*;
 
 fn pending(id: &str) -> (&'static str, String) {

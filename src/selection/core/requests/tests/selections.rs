@@ -1,3 +1,5 @@
+//! Selections and what they answer.
+
 use super::*;
 
 #[test]

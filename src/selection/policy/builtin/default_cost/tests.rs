@@ -1,3 +1,5 @@
+//! The default cost: its terms, its choice, its search.
+
 mod choice;
 mod recorded;
 mod search;

@@ -1,1 +1,0 @@
-//! Two and three meshes over real sockets, without HTTP.
