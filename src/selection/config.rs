@@ -7,7 +7,7 @@ mod tracking;
 use tracking::check_key_id;
 pub use tracking::{TrackingAlgorithm, TrackingHash, TrackingOptions};
 
-use super::request::RouterConfigOverride;
+use super::{queue::profile::PolicyProfiles, request::RouterConfigOverride};
 
 /// How own decisions age out of the approximate index.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -76,6 +76,8 @@ pub struct SelectionConfig {
     pub predicted_ttl: Option<Duration>,
     pub queue_threshold: Option<f64>,
     pub queue_policy: QueuePolicy,
+    /// Policy classes; a model without a profile gets one class of `queue_threshold` and `queue_policy`.
+    pub profiles: PolicyProfiles,
     pub prefill_busy_threshold: Option<f64>,
     pub decode_busy_threshold: Option<f64>,
     pub active_request_expiry: Option<Duration>,
@@ -106,6 +108,7 @@ impl Default for SelectionConfig {
             predicted_ttl: None,
             queue_threshold: None,
             queue_policy: QueuePolicy::Fcfs,
+            profiles: PolicyProfiles::default(),
             prefill_busy_threshold: None,
             decode_busy_threshold: None,
             active_request_expiry: Some(Duration::from_secs(300)),

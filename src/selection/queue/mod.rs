@@ -3,6 +3,8 @@
 //! The threshold parses and makes `max_num_batched_tokens` a requirement; classes, order and limits are the policies
 //! module's next step. [`Admission`] is the seam.
 
+pub mod profile;
+
 use super::{
     error::SelectionError,
     moment::{Clock, Moment},
