@@ -19,6 +19,7 @@ use pointsman::selection::{
     policy::{
         CacheWeights, LaneMap, PickRequest, Picked, SelectionPolicy,
         builtin::default_cost::{DefaultCost, DefaultCostParameters},
+        context::RequestFacts,
     },
     request::{RouterConfigOverride, RoutingConstraints},
 };
@@ -145,6 +146,7 @@ impl Fleet {
             constraints: &self.constraints,
             overrides,
             explain: false,
+            facts: RequestFacts::default(),
             now: Moment(0),
         };
         self.policy.pick(&request, &mut self.load, &mut self.rng).expect("the fleet has eligible ranks")

@@ -4,6 +4,7 @@
 //! | module | owns | feature |
 //! |---|---|---|
 //! | [`selection`] | the core: prefix index, load, policies, sessions, reservations | none |
+//! | [`plugins`] | the policy API under the names of the reference | none |
 //! | [`events`] | engines' KV events: transport, decoding, listeners | `service` |
 //! | [`mesh`] | replicas: bookings and sessions published and mirrored, losses repaired | `service` |
 //! | [`service`] | the embeddable service: core, listeners, recovery, shutdown | `service` |
@@ -16,7 +17,17 @@
 //!
 //! The arrows point one way: `cli -> {http, discovery} -> service -> {mesh, events} -> selection`.
 
+pub mod plugins;
 pub mod selection;
+
+pub use plugins::worker_selection::{
+    ScoredWorkerCandidate, WorkerCacheInput, WorkerCacheInputs, WorkerCandidate, WorkerCandidates, WorkerFilter,
+    WorkerInputView, WorkerInputs, WorkerLoadInput, WorkerPicker, WorkerScorer, WorkerSelectionContext,
+    WorkerSelectionPolicy, WorkerSelectionPolicyError, WorkerSelectionPolicyFactory,
+};
+pub use selection::{
+    config::SelectionConfig as KvRouterConfig, policy::stages::RoutingPartitionRef, worker::WorkerRole as WorkerType,
+};
 
 #[cfg(feature = "service")]
 pub mod discovery;

@@ -1,13 +1,17 @@
 //! Settings of the core, validated once (spec scheduling 1.2, spec http 1).
 
-use std::{str::FromStr, time::Duration};
+use std::{str::FromStr, sync::Arc, time::Duration};
 
 mod tracking;
 
 use tracking::check_key_id;
 pub use tracking::{TrackingAlgorithm, TrackingHash, TrackingOptions};
 
-use super::{queue::profile::PolicyProfiles, request::RouterConfigOverride};
+use super::{
+    policy::instances::{WorkerSelectionConfig, WorkerSelectionOverrides},
+    queue::profile::PolicyProfiles,
+    request::RouterConfigOverride,
+};
 
 /// How own decisions age out of the approximate index.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -78,6 +82,10 @@ pub struct SelectionConfig {
     pub queue_policy: QueuePolicy,
     /// Policy classes; a model without a profile gets one class of `queue_threshold` and `queue_policy`.
     pub profiles: PolicyProfiles,
+    /// The `worker_selection` section of the policy document.
+    pub worker_selection: Option<Arc<WorkerSelectionConfig>>,
+    /// Choices by flag and environment, which go before it.
+    pub worker_selection_overrides: WorkerSelectionOverrides,
     pub prefill_busy_threshold: Option<f64>,
     pub decode_busy_threshold: Option<f64>,
     pub active_request_expiry: Option<Duration>,
@@ -109,6 +117,8 @@ impl Default for SelectionConfig {
             queue_threshold: None,
             queue_policy: QueuePolicy::Fcfs,
             profiles: PolicyProfiles::default(),
+            worker_selection: None,
+            worker_selection_overrides: WorkerSelectionOverrides::default(),
             prefill_busy_threshold: None,
             decode_busy_threshold: None,
             active_request_expiry: Some(Duration::from_secs(300)),

@@ -96,6 +96,13 @@ pub struct AffinityTarget {
     pub dp_rank: Option<u32>,
 }
 
+impl AffinityTarget {
+    /// Rank `dp_rank` of `worker_id`, or any rank of it.
+    pub fn new(worker_id: u64, dp_rank: Option<u32>) -> Self {
+        Self { worker_id, dp_rank }
+    }
+}
+
 /// Taints a worker must or should have.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
@@ -138,6 +145,44 @@ pub struct SessionContext {
     /// Opaque headers for policies.
     #[serde(default)]
     pub agent_headers: Option<BTreeMap<String, Vec<String>>>,
+}
+
+impl SessionContext {
+    /// A session without headers.
+    pub fn new(
+        session_id: String,
+        parent_session_id: Option<String>,
+        session_final: Option<bool>,
+        input_trigger: Option<InputTrigger>,
+    ) -> Self {
+        Self { session_id, parent_session_id, session_final, input_trigger, agent_headers: None }
+    }
+
+    /// Id.
+    pub fn session_id(&self) -> &str {
+        &self.session_id
+    }
+
+    /// Session that spawned this one.
+    pub fn parent_session_id(&self) -> Option<&str> {
+        self.parent_session_id.as_deref()
+    }
+
+    /// Whether the session ends with this turn, if the client says.
+    pub fn session_final(&self) -> Option<bool> {
+        self.session_final
+    }
+
+    /// What triggered the turn, if the client says.
+    pub fn input_trigger(&self) -> Option<InputTrigger> {
+        self.input_trigger
+    }
+
+    /// Opaque headers; empty when there are none.
+    pub fn agent_headers(&self) -> &BTreeMap<String, Vec<String>> {
+        static NONE: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        self.agent_headers.as_ref().unwrap_or(&NONE)
+    }
 }
 
 /// Where a request may go, and in what order it waits.

@@ -41,6 +41,14 @@ pub struct LoadTracker {
     bookings: Slab<Booking>,
     ids: HashMap<BookingId, u32>,
     forest: Forest,
+    /// Grows with every rank that comes, goes or gets other facts.
+    membership: u64,
+    /// Grows with every change of any rank.
+    changes: u64,
+    /// By slot: `changes` as of its last change.
+    changed_at: Vec<u64>,
+    /// Registered ranks that take no bookings.
+    draining: usize,
 }
 
 impl LoadTracker {
@@ -57,7 +65,31 @@ impl LoadTracker {
             bookings: Slab::new(),
             ids: HashMap::new(),
             forest: Forest::new(),
+            membership: 0,
+            changes: 0,
+            changed_at: Vec::new(),
+            draining: 0,
         }
+    }
+
+    /// An empty tracker in the place of this one: its counts of changes go on.
+    pub fn successor(&self) -> Self {
+        Self { membership: self.membership + 1, changes: self.changes + 1, ..Self::new(self.config.clone()) }
+    }
+
+    /// Grows with every rank that comes, goes or gets other facts.
+    pub fn membership(&self) -> u64 {
+        self.membership
+    }
+
+    /// Grows with every change of any rank.
+    pub fn changes(&self) -> u64 {
+        self.changes
+    }
+
+    /// Whether a slot has not changed since [`Self::changes`] stood at `changes`. Decay by time is no change.
+    pub fn is_unchanged_since(&self, slot: Slot, changes: u64) -> bool {
+        self.changed_at.get(slot as usize).is_some_and(|&at| at <= changes)
     }
 
     /// Tokens a block.
@@ -80,12 +112,18 @@ impl LoadTracker {
                 self.slots.insert(rank, slot);
                 if slot as usize >= self.rows.len() {
                     self.rows.resize(slot as usize + 1, Row::default());
+                    self.changed_at.resize(slot as usize + 1, 0);
                 }
+                self.draining += 1;
                 slot
             }
         };
         let row = &mut self.rows[slot as usize];
+        self.draining -= usize::from(!row.takes_bookings);
+        self.draining += usize::from(!takes_bookings);
         *row = Row { worker_id, taints, takes_bookings, ..*row };
+        self.membership += 1;
+        self.note_change(slot);
         self.reorder(slot);
         slot
     }
@@ -102,8 +140,12 @@ impl LoadTracker {
         self.decaying.remove(&slot);
         self.orders.iter_mut().for_each(|order| order.take(slot));
         self.taints.leave(self.rows[slot as usize].taints);
+        self.draining -= usize::from(!self.rows[slot as usize].takes_bookings);
         self.rows[slot as usize] = Row::default();
+        self.membership += 1;
+        self.note_change(slot);
         self.rows.truncate(self.ranks.bound());
+        self.changed_at.truncate(self.ranks.bound());
         gone
     }
 
@@ -293,6 +335,11 @@ impl LoadTracker {
         &self.rows
     }
 
+    /// Whether every registered rank takes bookings.
+    pub(in crate::selection) fn takes_all(&self) -> bool {
+        self.draining == 0
+    }
+
     /// Slots in no order because their prefill tokens decay by themselves.
     pub(in crate::selection) fn decaying(&self) -> impl Iterator<Item = Slot> + '_ {
         self.decaying.iter().copied()
@@ -415,7 +462,13 @@ impl LoadTracker {
         let row = &mut self.rows[slot as usize];
         row.load = rank.load(&self.bookings, now);
         row.decays = rank.prefills.decays(&self.bookings);
+        self.note_change(slot);
         self.reorder(slot);
+    }
+
+    fn note_change(&mut self, slot: Slot) {
+        self.changes += 1;
+        self.changed_at[slot as usize] = self.changes;
     }
 
     fn reorder(&mut self, slot: Slot) {

@@ -17,7 +17,7 @@ use crate::selection::{
     index::{Matches, PrefixIndex},
     load::{BookingId, LoadConfig, LoadTracker, WorkerFacts},
     moment::Moment,
-    policy::{PickRequest, Picked, SelectionPolicy},
+    policy::{PickRequest, Picked, SelectionPolicy, context::RequestFacts},
     request::RoutingConstraints,
     worker::WorkerRole,
 };
@@ -156,6 +156,7 @@ impl PartitionState {
             constraints: &constraints,
             overrides: None,
             explain: false,
+            facts: RequestFacts { is_query: true, ..RequestFacts::default() },
             now,
         };
         let (policy, load, rng) = (&mut self.policy, &mut self.load, &mut self.rng);
@@ -209,7 +210,8 @@ impl PartitionState {
     }
 
     fn rebuild(&mut self, index: &PartitionIndex) {
-        let mut suspect = std::mem::replace(&mut self.load, new_tracker(&self.scope, &self.config));
+        let fresh = self.load.successor();
+        let mut suspect = std::mem::replace(&mut self.load, fresh);
         // What it still knows of its bookings; it may panic again over them.
         for facts in self.workers.values() {
             for dp_rank in facts.ranks.clone() {

@@ -105,17 +105,21 @@ fn taint_multiplier(constraints: &RoutingConstraints, taints: &BTreeSet<String>)
     (-sum.tanh()).exp()
 }
 
-/// Applies pin and affinity target.
+/// Applies pin and affinity target. `exclusive`: an eligible target is the only candidate; it is ignored otherwise.
 ///
 /// # Errors
 /// The request is wrong in itself, or its pin is not eligible.
-pub(super) fn candidates(request: &PickRequest<'_>, load: &LoadTracker) -> Result<Candidates, SelectionError> {
+pub(super) fn candidates(
+    request: &PickRequest<'_>,
+    load: &LoadTracker,
+    exclusive: bool,
+) -> Result<Candidates, SelectionError> {
     if request.constraints.preferred_taints.values().any(|weight| !weight.is_finite()) {
         return Err(SelectionError::BadRequest(
             "routing_constraints: preferred_taints weights must be finite".to_owned(),
         ));
     }
-    let affinity = request.affinity_target.and_then(|target| {
+    let affinity = request.affinity_target.filter(|_| exclusive).and_then(|target| {
         let slots = target_slots(request, load, target);
         (!slots.is_empty()).then_some((target, slots))
     });

@@ -1,10 +1,34 @@
-//! How a rank is chosen: the policy seam, eligibility, and the built-in default.
+//! How a rank is chosen: the policy seam, eligibility, the plugin API and the policies that ship.
 //!
-//! One policy instance a partition, called under the partition's lock.
+//! | file | owns |
+//! |---|---|
+//! | `stages` | the traits of a policy's components, the policy, its errors |
+//! | `context`, `inputs` | what components see |
+//! | `table` | the columns behind that |
+//! | `registry`, `instances`, `parameters` | types, instances, choices by role |
+//! | `failures` | what plugins did wrong, counted |
+//! | `eligibility`, `overlap` | who may be chosen, what he has |
+//! | `builtin` | policies that ship |
+//!
+//! One policy instance a partition. The default one is called under the partition's lock.
 
 pub mod builtin;
+#[allow(dead_code, reason = "the host that calls it comes with the next commit")]
+pub mod context;
 mod eligibility;
+pub mod failures;
+#[allow(dead_code, reason = "the host that calls it comes with the next commit")]
+pub mod inputs;
+pub mod instances;
 mod overlap;
+pub mod parameters;
+pub mod registry;
+#[allow(dead_code, reason = "the host that calls it comes with the next commit")]
+pub mod stages;
+#[allow(dead_code, reason = "the host that calls it comes with the next commit")]
+mod table;
+
+use self::{context::RequestFacts, inputs::WorkerInputs};
 
 use super::{
     error::SelectionError,
@@ -75,6 +99,8 @@ pub struct PickRequest<'a> {
     pub overrides: Option<&'a RouterConfigOverride>,
     /// Explain the choice.
     pub explain: bool,
+    /// What only policies of users read.
+    pub facts: RequestFacts<'a>,
     /// The time.
     pub now: Moment,
 }
@@ -110,10 +136,14 @@ pub struct CacheWeights {
 impl CacheWeights {
     /// `round(block_size * (device + host * w + (disk + external) * w))`, half away from zero.
     pub fn cached_tokens(&self, blocks: TierBlocks, block_size: u32) -> u64 {
-        let weighted = f64::from(blocks.device)
+        (self.weighted_blocks(blocks) * f64::from(block_size)).round() as u64
+    }
+
+    /// `device + host * w + (disk + external) * w`.
+    pub fn weighted_blocks(&self, blocks: TierBlocks) -> f64 {
+        f64::from(blocks.device)
             + f64::from(blocks.host) * self.host
-            + (f64::from(blocks.disk) + f64::from(blocks.external)) * self.disk;
-        (weighted * f64::from(block_size)).round() as u64
+            + (f64::from(blocks.disk) + f64::from(blocks.external)) * self.disk
     }
 }
 
@@ -121,6 +151,11 @@ impl CacheWeights {
 pub trait SelectionPolicy: Send {
     /// Name in explanations and metrics.
     fn name(&self) -> &str;
+
+    /// What it reads; without [`WorkerInputs::CACHE`] the index is not asked.
+    fn required_inputs(&self) -> WorkerInputs {
+        WorkerInputs::ALL
+    }
 
     /// Chooses a rank. Books nothing; a mutable tracker lets a policy ask for ordered views of it.
     ///

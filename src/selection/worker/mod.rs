@@ -35,14 +35,50 @@ pub enum WorkerRole {
     Aggregated,
 }
 
-impl std::fmt::Display for WorkerRole {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
+impl WorkerRole {
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Self; 4] = [Self::Prefill, Self::Decode, Self::Encode, Self::Aggregated];
+
+    /// Its name.
+    pub const fn as_str(&self) -> &'static str {
+        match self {
             Self::Prefill => "prefill",
             Self::Decode => "decode",
             Self::Encode => "encode",
             Self::Aggregated => "aggregated",
-        })
+        }
+    }
+
+    /// The label under which the built-in policy scores and logs its pools: it knows only two.
+    pub const fn default_selector_label(&self) -> &'static str {
+        match self {
+            Self::Prefill => "prefill",
+            Self::Decode | Self::Encode | Self::Aggregated => "decode",
+        }
+    }
+}
+
+impl std::fmt::Display for WorkerRole {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// A text that names no role.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("unknown worker type {token:?}, expected 'prefill', 'decode', 'encode' or 'aggregated'")]
+pub struct ParseWorkerRoleError {
+    /// The text.
+    pub token: String,
+}
+
+impl std::str::FromStr for WorkerRole {
+    type Err = ParseWorkerRoleError;
+
+    /// Blanks around the name and case do not count.
+    fn from_str(text: &str) -> Result<Self, ParseWorkerRoleError> {
+        let named = |role: &Self| role.as_str().eq_ignore_ascii_case(text.trim());
+        Self::ALL.into_iter().find(named).ok_or_else(|| ParseWorkerRoleError { token: text.to_owned() })
     }
 }
 

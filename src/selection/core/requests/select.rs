@@ -17,7 +17,7 @@ use crate::selection::{
     moment::Moment,
     partition::{Partition, PartitionRef, PartitionState},
     pending::PendingSelection,
-    policy::PickRequest,
+    policy::{PickRequest, context::RequestFacts},
     prompt::Purpose,
     replication::{Admission, PrefillHint},
     request::{AffinityTarget, SelectRequest, SelectResponse, Steering},
@@ -40,7 +40,7 @@ impl SelectionCore {
         let (scratch, now) = self.decide_when(&partition, &request, request.advisory, deadline).await?;
         let target = request.steering.affinity_target.or(bound);
         let decision =
-            partition.with_state(|state| self.pick(&partition, state, &request, target, &scratch, now))??;
+            partition.with_state(|state| self.pick(&partition, state, &request, true, target, &scratch, now))??;
         let load = request.advisory.then(|| decision.worker_load(&self.config));
         if let Some(id) = &request.selection_id {
             let selection = PendingSelection {
@@ -82,7 +82,7 @@ impl SelectionCore {
             prefill: None,
         };
         let chosen = partition.with_state(|state| {
-            let decision = self.pick(&partition, state, &request, target, &scratch, now)?;
+            let decision = self.pick(&partition, state, &request, false, target, &scratch, now)?;
             let moved = session_moved(state, &hold, &decision)?;
             let source = hints::fetch_source(&partition.index, &scratch.matches, &state.load, decision.picked.slot);
             if track {
@@ -168,6 +168,7 @@ impl SelectionCore {
         partition: &Partition,
         state: &mut PartitionState,
         request: &SelectRequest,
+        is_query: bool,
         affinity_target: Option<AffinityTarget>,
         scratch: &Scratch,
         now: Moment,
@@ -184,10 +185,26 @@ impl SelectionCore {
             constraints: &request.steering.routing_constraints,
             overrides: request.router_config_override.as_ref(),
             explain: request.explain,
+            facts: facts(request, is_query),
             now,
         })?;
         Decision::of(partition, state, scratch, picked)
             .ok_or_else(|| SelectionError::Internal("selection policy chose a rank that does not exist".to_owned()))
+    }
+}
+
+/// What only policies of users read of a request.
+fn facts(request: &SelectRequest, is_query: bool) -> RequestFacts<'_> {
+    let steering = &request.steering;
+    RequestFacts {
+        session: request.session_context.as_ref(),
+        session_id: request.session_id.as_deref(),
+        expected_output_tokens: steering.expected_output_tokens,
+        priority_jump: steering.priority_jump.unwrap_or(0.0),
+        strict_priority: steering.strict_priority.unwrap_or(0),
+        policy_class: steering.policy_class.as_deref(),
+        shared_hits: None,
+        is_query,
     }
 }
 

@@ -144,7 +144,7 @@ impl SelectionPolicy for DefaultCost {
         load: &mut LoadTracker,
         rng: &mut fastrand::Rng,
     ) -> Result<Picked, SelectionError> {
-        let candidates = eligibility::candidates(request, load)?;
+        let candidates = eligibility::candidates(request, load, true)?;
         let weights = self.weights(request);
         let formula = Formula::new(weights, request);
         let temperature = weights.parameters.router_temperature;

@@ -12,7 +12,7 @@ use crate::selection::{
     index::{Lane, LaneSet, MatchClass, Matches, TierBlocks},
     load::{BookingId, LoadConfig, NewBooking, Slot, WorkerFacts},
     moment::Moment,
-    policy::LaneMap,
+    policy::{LaneMap, context::RequestFacts},
     request::{AffinityTarget, RouterConfigOverride, RoutingConstraints},
 };
 
@@ -83,6 +83,7 @@ impl Ask {
             constraints: &self.constraints,
             overrides: self.overrides.as_ref(),
             explain: self.explain,
+            facts: RequestFacts::default(),
             now,
         }
     }

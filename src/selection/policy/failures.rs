@@ -1,0 +1,72 @@
+//! What plugins did wrong, counted by component.
+
+use std::{
+    any::Any,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+/// A kind of plugin code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PluginComponent {
+    /// Drops candidates.
+    Filter,
+    /// Adds costs.
+    Scorer,
+    /// Names the row.
+    Picker,
+    /// Makes policies.
+    Factory,
+    /// Makes factories, at start and at reload.
+    Provider,
+}
+
+impl PluginComponent {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Filter, Self::Scorer, Self::Picker, Self::Factory, Self::Provider];
+
+    /// A stable word for metrics.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Filter => "filter",
+            Self::Scorer => "scorer",
+            Self::Picker => "picker",
+            Self::Factory => "factory",
+            Self::Provider => "provider",
+        }
+    }
+}
+
+/// Counts errors and panics of plugins, of one core.
+#[derive(Debug, Default)]
+pub struct PluginFailures {
+    errors: [AtomicU64; PluginComponent::ALL.len()],
+    panics: [AtomicU64; PluginComponent::ALL.len()],
+}
+
+impl PluginFailures {
+    /// Errors so far, wrong costs and rows included.
+    pub fn errors(&self, component: PluginComponent) -> u64 {
+        self.errors[component as usize].load(Ordering::Relaxed)
+    }
+
+    /// Panics so far.
+    pub fn panics(&self, component: PluginComponent) -> u64 {
+        self.panics[component as usize].load(Ordering::Relaxed)
+    }
+
+    /// Counts an error.
+    pub fn count_error(&self, component: PluginComponent) {
+        self.errors[component as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a panic.
+    pub fn count_panic(&self, component: PluginComponent) {
+        self.panics[component as usize].fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// What a panic said.
+pub(super) fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no text")
+}
