@@ -143,6 +143,7 @@ impl Fleet {
             pinned_worker: None,
             allowed_worker_ids: None,
             affinity_target: None,
+            target_is_binding: false,
             constraints: &self.constraints,
             overrides,
             explain: false,

@@ -35,6 +35,29 @@ impl FromStr for ApproximateCachePolicy {
     }
 }
 
+/// What a session's binding is to the selections of that session (spec plugins 4).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SessionAffinityMode {
+    /// Law: bookings go to the bound rank, or fail when a constraint forbids it.
+    #[default]
+    Hard,
+    /// Advice: the policy sees the binding as its affinity target and may choose another rank, to which the session is
+    /// bound once that booking stands.
+    Soft,
+}
+
+impl FromStr for SessionAffinityMode {
+    type Err = ConfigError;
+
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        match text {
+            "hard" => Ok(Self::Hard),
+            "soft" => Ok(Self::Soft),
+            _ => Err(ConfigError(format!("invalid session affinity mode {text:?}; expected 'hard' or 'soft'"))),
+        }
+    }
+}
+
 /// Order of the queue's one synthetic class.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum QueuePolicy {
@@ -90,6 +113,7 @@ pub struct SelectionConfig {
     pub decode_busy_threshold: Option<f64>,
     pub active_request_expiry: Option<Duration>,
     pub session_affinity_ttl: Option<Duration>,
+    pub session_affinity_mode: SessionAffinityMode,
     pub selection_cache_ttl: Duration,
     pub selection_cache_max_entries: usize,
     pub selection_cache_max_bytes: usize,
@@ -123,6 +147,7 @@ impl Default for SelectionConfig {
             decode_busy_threshold: None,
             active_request_expiry: Some(Duration::from_secs(300)),
             session_affinity_ttl: None,
+            session_affinity_mode: SessionAffinityMode::Hard,
             selection_cache_ttl: Duration::from_secs(120),
             selection_cache_max_entries: 4096,
             selection_cache_max_bytes: 268_435_456,

@@ -6,7 +6,7 @@ use clap::Args;
 
 use super::tracking::Algorithm;
 use crate::{
-    selection::config::{ApproximateCachePolicy, QueuePolicy},
+    selection::config::{ApproximateCachePolicy, QueuePolicy, SessionAffinityMode},
     telemetry::readiness::ReadyRequirements,
 };
 
@@ -143,6 +143,10 @@ pub(super) struct MemoryArgs {
     /// Seconds a session stays with its worker after its last request, 1 to 31536000 [default: no sessions]
     #[arg(long, env = "POINTSMAN_SESSION_AFFINITY_TTL_SECS", value_name = "SECONDS")]
     pub session_affinity_ttl_secs: Option<f64>,
+    /// Whether a session's binding is law for its bookings (hard) or advice for the policy (soft)
+    #[arg(long, alias = "session-affinity-mode", env = "DYN_ROUTER_SESSION_AFFINITY_MODE", value_name = "MODE")]
+    #[arg(default_value = "hard", value_parser = parse_affinity_mode)]
+    pub router_session_affinity_mode: SessionAffinityMode,
     /// Seconds a selection can be replayed by its id
     #[arg(long, env = "POINTSMAN_SELECTION_CACHE_TTL_SECS", value_name = "SECONDS", default_value = "120", value_parser = seconds)]
     pub selection_cache_ttl_secs: std::time::Duration,
@@ -211,6 +215,11 @@ Examples:
 
   Stand in for the standalone indexer:
     pointsman selector --face indexer --port 8090";
+
+/// Reads what a session's binding is.
+fn parse_affinity_mode(word: &str) -> Result<SessionAffinityMode, String> {
+    word.parse().map_err(|error: crate::selection::config::ConfigError| error.0)
+}
 
 /// Reads an order of waiting requests.
 pub(super) fn parse_queue_policy(word: &str) -> Result<QueuePolicy, String> {

@@ -146,6 +146,7 @@ fn apply_flags(config: &mut SelectionConfig, args: &SelectorArgs) -> Result<(), 
             }
         })
         .transpose()?;
+    config.session_affinity_mode = memory.router_session_affinity_mode;
     config.selection_cache_ttl = memory.selection_cache_ttl_secs;
     config.selection_cache_max_entries = memory.selection_cache_max_entries;
     config.selection_cache_max_bytes = memory.selection_cache_max_bytes;

@@ -24,7 +24,7 @@ use std::{
 use hashbrown::{HashMap, HashTable};
 use parking_lot::Mutex;
 
-pub(super) use self::claim::{Claim, NotInstalled};
+pub(super) use self::claim::{Claim, Installed, NotInstalled};
 use self::recent::Recent;
 pub(super) use self::recent::{Early, EndedBooking};
 use crate::selection::{

@@ -153,6 +153,7 @@ impl PartitionState {
             pinned_worker: None,
             allowed_worker_ids: None,
             affinity_target: None,
+            target_is_binding: false,
             constraints: &constraints,
             overrides: None,
             explain: false,

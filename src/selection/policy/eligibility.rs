@@ -105,7 +105,8 @@ fn taint_multiplier(constraints: &RoutingConstraints, taints: &BTreeSet<String>)
     (-sum.tanh()).exp()
 }
 
-/// Applies pin and affinity target. `exclusive`: an eligible target is the only candidate; it is ignored otherwise.
+/// Applies pin and affinity target. An eligible target is the only candidate when it is a session's binding, or when the
+/// policy asks for that (`exclusive`); it is ignored otherwise.
 ///
 /// # Errors
 /// The request is wrong in itself, or its pin is not eligible.
@@ -119,7 +120,7 @@ pub(super) fn candidates(
             "routing_constraints: preferred_taints weights must be finite".to_owned(),
         ));
     }
-    let affinity = request.affinity_target.filter(|_| exclusive).and_then(|target| {
+    let affinity = request.affinity_target.filter(|_| exclusive || request.target_is_binding).and_then(|target| {
         let slots = target_slots(request, load, target);
         (!slots.is_empty()).then_some((target, slots))
     });

@@ -93,6 +93,8 @@ pub struct PickRequest<'a> {
     pub allowed_worker_ids: Option<&'a std::collections::BTreeSet<u64>>,
     /// Rather here; exclusive while eligible for policies that ask for it.
     pub affinity_target: Option<AffinityTarget>,
+    /// The target is a session's binding and holds against every policy while it is eligible.
+    pub target_is_binding: bool,
     /// Taints.
     pub constraints: &'a RoutingConstraints,
     /// Settings of this request.

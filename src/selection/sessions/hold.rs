@@ -35,6 +35,17 @@ impl Hold {
             Self::Unbound | Self::First(_) => None,
         }
     }
+
+    /// The booking stands on `rank`: binds the session there, keeps its binding, or moves it along. `None` = the booking
+    /// has no session.
+    pub fn commit(self, rank: WorkerWithDpRank, clock: &dyn Clock) -> Option<SessionLease> {
+        match self {
+            Self::Unbound => None,
+            Self::First(first) => Some(first.commit(rank, clock)),
+            Self::Bound(bound) if bound.check(rank).is_ok() => Some(bound.commit()),
+            Self::Bound(bound) => bound.rebind(rank, clock),
+        }
+    }
 }
 
 pub(super) enum Attempt {
@@ -165,7 +176,8 @@ impl BoundHold {
         self.lease
     }
 
-    /// The bound rank left after the hold: binds the session to the booked one, unless others have resolved it since.
+    /// Binds the session to the booked rank, since the bound one left after the hold or was passed over, unless others
+    /// have resolved it since.
     /// `None` = the booking stays without a session.
     pub fn rebind(mut self, rank: WorkerWithDpRank, clock: &dyn Clock) -> Option<SessionLease> {
         let shared = Arc::clone(&self.lease.shared);

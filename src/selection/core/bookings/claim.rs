@@ -3,7 +3,7 @@
 use std::sync::{Arc, atomic::Ordering};
 
 use super::{BookingIndex, Held, RowState};
-use crate::selection::load::BookingId;
+use crate::selection::{load::BookingId, moment::Moment, sessions::SessionLease};
 
 /// The right to book an id. Dropped before it is installed, it frees the id.
 #[derive(Debug)]
@@ -43,7 +43,7 @@ impl Claim {
     ///
     /// # Errors
     /// The booking has ended, or its claim went to another one; what was held is dropped.
-    pub(in crate::selection::core) fn install(mut self, held: Held) -> Result<(), NotInstalled> {
+    pub(in crate::selection::core) fn install(mut self, held: Held) -> Result<Installed, NotInstalled> {
         let (origin, part, words) = (held.facts.origin, held.facts.digest(), held.facts.words());
         let is_mirrored = held.facts.is_mirrored();
         let mut shard = self.index.shards[self.index.shard_of(self.hash)].lock();
@@ -63,7 +63,30 @@ impl Claim {
         self.index.mirrored_words.fetch_add(words, Ordering::Relaxed);
         drop(shard);
         self.open = false;
-        Ok(())
+        Ok(Installed { index: Arc::clone(&self.index), hash: self.hash, attempt: self.attempt })
+    }
+}
+
+/// A booking that lifecycle calls can find, and may have ended since.
+#[derive(Debug)]
+pub(in crate::selection::core) struct Installed {
+    index: Arc<BookingIndex>,
+    hash: u64,
+    attempt: BookingId,
+}
+
+impl Installed {
+    /// Gives the booking its session. When it has ended meanwhile, the lease ends as it would have with the booking.
+    pub(in crate::selection::core) fn attach(self, lease: SessionLease, now: Moment) {
+        let mut shard = self.index.shards[self.index.shard_of(self.hash)].lock();
+        if let Some(row) = shard.rows.find_mut(self.hash, |row| row.attempt == self.attempt)
+            && let RowState::Held(held) = &mut row.state
+        {
+            held.lease = Some(lease);
+            return;
+        }
+        drop(shard);
+        lease.release(now);
     }
 }
 

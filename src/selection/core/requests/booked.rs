@@ -3,14 +3,13 @@
 use std::sync::Arc;
 
 use crate::selection::{
-    core::bookings::{Claim, Held, NotInstalled},
+    core::bookings::{Claim, Held, Installed, NotInstalled},
     error::SelectionError,
     identity::WorkerWithDpRank,
     load::{BookingId, LoadTracker, NewBooking, Slot},
     moment::Moment,
     partition::{Partition, PartitionRef},
     replication::{Admission, BookingChange, BookingFacts},
-    sessions::SessionLease,
 };
 
 /// Books `slot` under `attempt`; what expired there meanwhile is handed out.
@@ -63,7 +62,8 @@ impl<'a> Booked<'a> {
         recorded.ok_or_else(|| SelectionError::Internal(format!("index of {} failed", self.partition.key)))
     }
 
-    /// Makes the booking visible to lifecycle calls and to other replicas.
+    /// Makes the booking visible to lifecycle calls and to other replicas. It stands from then on; a session is given to it
+    /// afterwards, so that one that fails moves none.
     ///
     /// # Errors
     /// 500 when its worker left meanwhile, 409 when another replica booked the id; nothing of the booking is left then.
@@ -72,17 +72,16 @@ impl<'a> Booked<'a> {
         claim: Claim,
         admission: Admission,
         lora_name: Option<&str>,
-        lease: Option<SessionLease>,
-    ) -> Result<(), SelectionError> {
+    ) -> Result<Installed, SelectionError> {
         let id = Arc::clone(claim.id());
         let (lora_name, origin) = (lora_name.map(Arc::from), self.partition.router_id());
         let facts = BookingFacts::new(id, self.rank, lora_name, admission, (self.now, self.now), origin);
         let facts = Arc::new(facts);
-        match claim.install(Held { facts: Arc::clone(&facts), lease }) {
-            Ok(()) => {
+        match claim.install(Held { facts: Arc::clone(&facts), lease: None }) {
+            Ok(installed) => {
                 self.armed = false;
                 self.partition.publish_booking(&facts, || BookingChange::Admitted(facts.admission.clone()));
-                Ok(())
+                Ok(installed)
             }
             Err(NotInstalled::Replaced) => {
                 let id = &facts.id;

@@ -8,6 +8,7 @@ use super::{
     takes_bookings,
 };
 use crate::selection::{
+    config::SessionAffinityMode,
     core::{BookingEnd, SelectionCore, bookings::Claim},
     error::SelectionError,
     hash,
@@ -78,7 +79,7 @@ impl SelectionCore {
             booked.record(scratch.prompt.locals(), scratch.prompt.seqs())?;
         }
         let id = Arc::clone(claim.id());
-        booked.install(claim, admission, request.prompt.lora_name.as_deref(), None)?;
+        let _without_session = booked.install(claim, admission, request.prompt.lora_name.as_deref())?;
         Ok(answer(&partition, id, rank, endpoint))
     }
 
@@ -128,7 +129,9 @@ impl SelectionCore {
             }
             None => Hold::Unbound,
         };
-        if let Hold::Bound(bound) = &hold {
+        if let Hold::Bound(bound) = &hold
+            && self.config.session_affinity_mode == SessionAffinityMode::Hard
+        {
             bound.check(rank)?;
         }
         let admission = Admission {
@@ -145,13 +148,11 @@ impl SelectionCore {
             hash::sequence_hashes(locals, &mut seqs);
             booked.record(locals, &seqs)?;
         }
-        let lease = match hold {
-            Hold::Unbound => None,
-            Hold::First(first) => Some(first.commit(rank, &*self.clock)),
-            Hold::Bound(bound) => Some(bound.commit()),
-        };
         let id = Arc::clone(claim.id());
-        booked.install(claim, admission, selection.lora_name.as_deref(), lease)?;
+        let installed = booked.install(claim, admission, selection.lora_name.as_deref())?;
+        if let Some(lease) = hold.commit(rank, &*self.clock) {
+            installed.attach(lease, self.clock.now());
+        }
         Ok(answer(&partition, id, rank, endpoint))
     }
 

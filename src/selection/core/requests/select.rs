@@ -10,6 +10,7 @@ use super::{
     takes_bookings,
 };
 use crate::selection::{
+    config::SessionAffinityMode,
     core::{BookingEnd, SelectionCore},
     error::SelectionError,
     hints,
@@ -38,9 +39,8 @@ impl SelectionCore {
             None => None,
         };
         let (scratch, now) = self.decide_when(&partition, &request, request.advisory, deadline).await?;
-        let target = request.steering.affinity_target.or(bound);
-        let decision =
-            partition.with_state(|state| self.pick(&partition, state, &request, true, target, &scratch, now))??;
+        let aim = self.aim(&request.steering, bound, true);
+        let decision = partition.with_state(|state| self.pick(&partition, state, &request, &aim, &scratch, now))??;
         let load = request.advisory.then(|| decision.worker_load(&self.config));
         if let Some(id) = &request.selection_id {
             let selection = PendingSelection {
@@ -73,7 +73,7 @@ impl SelectionCore {
         let claim = self.claim(Arc::clone(&id), &partition)?;
         let hold = self.hold_session(&partition, &request, deadline).await?;
         let (scratch, now) = self.decide_when(&partition, &request, false, deadline).await?;
-        let target = request.steering.affinity_target.or(hold.target());
+        let aim = self.aim(&request.steering, hold.target(), false);
         let track = self.tracks_prefill(request.router_config_override.as_ref());
         let mut admission = Admission {
             sequence: scratch.prompt.sequence().into(),
@@ -82,27 +82,24 @@ impl SelectionCore {
             prefill: None,
         };
         let chosen = partition.with_state(|state| {
-            let decision = self.pick(&partition, state, &request, false, target, &scratch, now)?;
-            let moved = session_moved(state, &hold, &decision)?;
+            let decision = self.pick(&partition, state, &request, &aim, &scratch, now)?;
+            self.check_session(state, &hold, &decision)?;
             let source = hints::fetch_source(&partition.index, &scratch.matches, &state.load, decision.picked.slot);
             if track {
                 let tokens = decision.effective_prefill_tokens(scratch.prompt.isl_tokens());
                 admission.prefill = Some(PrefillHint { tokens, duration: None });
             }
             let expired = book(&admission, &mut state.load, claim.attempt(), decision.picked.slot, now)?;
-            Ok(Chosen { decision, moved, source, expired })
+            Ok(Chosen { decision, source, expired })
         });
-        let Chosen { decision, moved, source, expired } = chosen??;
+        let Chosen { decision, source, expired } = chosen??;
         let booked = Booked::new(&partition, decision.rank, claim.attempt(), now);
         self.bookings.ended(&expired, BookingEnd::Expired, now);
         booked.record(scratch.prompt.locals(), scratch.prompt.seqs())?;
-        let lease = match hold {
-            Hold::Unbound => None,
-            Hold::First(first) => Some(first.commit(decision.rank, &*self.clock)),
-            Hold::Bound(bound) if moved => bound.rebind(decision.rank, &*self.clock),
-            Hold::Bound(bound) => Some(bound.commit()),
-        };
-        booked.install(claim, admission, request.prompt.lora_name.as_deref(), lease)?;
+        let installed = booked.install(claim, admission, request.prompt.lora_name.as_deref())?;
+        if let Some(lease) = hold.commit(decision.rank, &*self.clock) {
+            installed.attach(lease, self.clock.now());
+        }
 
         let mut answer = decision.answer(&self.config, &partition, &scratch);
         answer.kv_hint = source.and_then(|source| {
@@ -128,6 +125,22 @@ impl SelectionCore {
         }
         let context = request.session_context.as_ref().map(|context| context.session_id.as_str());
         context.or(request.session_id.as_deref())
+    }
+
+    /// A session that is bound moves only when its rank left since it was held, or when bindings are advice.
+    ///
+    /// # Errors
+    /// 400 when the rank is still there and another one was chosen: the session keeps its binding.
+    fn check_session(&self, state: &PartitionState, hold: &Hold, decision: &Decision) -> Result<(), SelectionError> {
+        match hold {
+            Hold::Bound(bound)
+                if self.config.session_affinity_mode == SessionAffinityMode::Hard
+                    && is_schedulable(&state.load, bound.target()) =>
+            {
+                bound.check(decision.rank)
+            }
+            _ => Ok(()),
+        }
     }
 
     async fn hold_session(
@@ -159,6 +172,13 @@ impl SelectionCore {
         Ok((scratch, self.clock.now()))
     }
 
+    fn aim(&self, steering: &Steering, bound: Option<AffinityTarget>, is_query: bool) -> Aim {
+        let asked = steering.affinity_target;
+        let is_binding =
+            asked.is_none() && bound.is_some() && self.config.session_affinity_mode == SessionAffinityMode::Hard;
+        Aim { target: asked.or(bound), is_binding, is_query }
+    }
+
     fn deadline(&self, steering: &Steering) -> Option<Moment> {
         steering.deadline_ms.map(|ms| self.clock.now().after(Duration::from_millis(ms)))
     }
@@ -168,8 +188,7 @@ impl SelectionCore {
         partition: &Partition,
         state: &mut PartitionState,
         request: &SelectRequest,
-        is_query: bool,
-        affinity_target: Option<AffinityTarget>,
+        aim: &Aim,
         scratch: &Scratch,
         now: Moment,
     ) -> Result<Decision, SelectionError> {
@@ -181,11 +200,12 @@ impl SelectionCore {
             index: partition.index.primary(),
             pinned_worker: request.steering.pinned_worker,
             allowed_worker_ids: request.steering.allowed_worker_ids.as_ref(),
-            affinity_target,
+            affinity_target: aim.target,
+            target_is_binding: aim.is_binding,
             constraints: &request.steering.routing_constraints,
             overrides: request.router_config_override.as_ref(),
             explain: request.explain,
-            facts: facts(request, is_query),
+            facts: facts(request, aim.is_query),
             now,
         })?;
         Decision::of(partition, state, scratch, picked)
@@ -208,26 +228,20 @@ fn facts(request: &SelectRequest, is_query: bool) -> RequestFacts<'_> {
     }
 }
 
+/// Where a selection should go.
+struct Aim {
+    target: Option<AffinityTarget>,
+    /// Whether the target is its session's binding, and bindings are law.
+    is_binding: bool,
+    /// Nothing is booked.
+    is_query: bool,
+}
+
 /// What came out of the critical section of a booking.
 struct Chosen {
     decision: Decision,
-    /// The session's rank left since it was held.
-    moved: bool,
     source: Option<hints::FetchSource>,
     expired: Vec<BookingId>,
-}
-
-/// Whether the session's rank left since it was held, so that the session moves along.
-///
-/// # Errors
-/// 400 when the rank is still there and another one was chosen: the session keeps its binding.
-fn session_moved(state: &PartitionState, hold: &Hold, decision: &Decision) -> Result<bool, SelectionError> {
-    let Hold::Bound(bound) = hold else { return Ok(false) };
-    match bound.check(decision.rank) {
-        Err(mismatch) if is_schedulable(&state.load, bound.target()) => Err(mismatch),
-        Err(_) => Ok(true),
-        Ok(()) => Ok(false),
-    }
 }
 
 /// A pin outside the allowed set is refused before it waits.

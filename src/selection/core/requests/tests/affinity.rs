@@ -208,3 +208,47 @@ fn a_failed_booking_binds_nothing() {
     let partition = bed.core.partition("m", "default").expect("exists");
     assert!(partition.sessions.is_empty());
 }
+
+fn soft() -> SelectionConfig {
+    let mode = crate::selection::config::SessionAffinityMode::Soft;
+    SelectionConfig { session_affinity_mode: mode, ..sessions(60) }
+}
+
+#[test]
+fn a_soft_binding_follows_the_bookings() {
+    let bed = Bed::with_workers(soft(), 2);
+    bed.reserve(booking_on(2, "load2", prompt(9_000, 20))).expect("booked");
+    bind(&bed, "s", "r1");
+    assert_eq!(goes_to(&bed, "s"), 2, "the default policy keeps an eligible target");
+    let query = SelectRequest { selection_id: None, ..in_session("s", booking_on(1, "", prompt(200, 1))) };
+    assert_eq!(bed.select(query).expect("selected").worker_id, 1);
+    assert_eq!(goes_to(&bed, "s"), 2, "a query moves nothing");
+    bed.reserve(in_session("s", booking_on(1, "r2", prompt(200, 1)))).expect("booked");
+    assert_eq!(goes_to(&bed, "s"), 1, "bound anew");
+    bed.core.free_reservation("r1").expect("freed");
+    bed.clock.advance(Duration::from_secs(61));
+    assert_eq!(goes_to(&bed, "s"), 1, "the booking that moved it holds the lease");
+    bed.core.free_reservation("r2").expect("freed");
+    bed.clock.advance(Duration::from_secs(60));
+    bed.reserve(booking_on(1, "load1", prompt(8_000, 40))).expect("booked");
+    assert_eq!(goes_to(&bed, "s"), 2, "the idle time ran from the end of that booking");
+}
+
+#[test]
+fn a_soft_binding_stays_where_it_is_when_a_booking_elsewhere_fails() {
+    let bed = Bed::with_workers(soft(), 2);
+    bed.reserve(booking_on(2, "load2", prompt(9_000, 20))).expect("booked");
+    bind(&bed, "s", "r1");
+    assert_eq!(text(bed.reserve(in_session("s", booking_on(9, "r2", prompt(1, 1))))).0, "unavailable");
+    assert_eq!(text(bed.reserve(in_session("s", booking_on(1, "r1", prompt(1, 1))))).0, "conflict");
+    assert_eq!(goes_to(&bed, "s"), 2);
+}
+
+#[test]
+fn a_replay_moves_a_soft_binding() {
+    let bed = Bed::with_workers(soft(), 2);
+    bed.select(in_session("s", booking_on(2, "p", prompt(100, 1)))).expect("selected");
+    bed.reserve(in_session("s", booking_on(1, "mv", prompt(200, 1)))).expect("booked");
+    bed.book(replay("p")).expect("booked");
+    assert_eq!(goes_to(&bed, "s"), 2);
+}

@@ -262,7 +262,7 @@ fn what_is_recorded_for_a_worker_that_just_left_does_not_stay() {
     crate::selection::hash::sequence_hashes(&[1, 2, 3], &mut seqs);
     booked.record(&[1, 2, 3], &seqs).expect("recorded");
     let gone = ("internal", "selected worker 2 is no longer schedulable".to_owned());
-    assert_eq!(text(booked.install(claim, admission(), None, None)), gone);
+    assert_eq!(text(booked.install(claim, admission(), None).map(drop)), gone);
     let query = LoadQuery {
         model_name: "m".to_owned(),
         routing_group: "default".to_owned(),
@@ -294,4 +294,37 @@ fn a_replay_that_is_refused_late_consumes_only_what_it_looked_at() {
     bed.book(replay("x")).expect("the newer selection is still there");
     assert_eq!(bed.loads()[1], (2, 0, 8, 2, 1));
     lease.release(bed.core.clock.now());
+}
+
+#[test]
+fn a_booking_that_fails_late_moves_no_session() {
+    let mode = crate::selection::config::SessionAffinityMode::Soft;
+    let bed = Bed::with_workers(SelectionConfig { session_affinity_mode: mode, ..sessions(60) }, 3);
+    bed.reserve(in_session("s", booking_on(1, "first", prompt(1, 1)))).expect("booked");
+    let partition = bed.core.partition("m", "default").expect("exists");
+    let hold = ready(partition.sessions.hold("s", None, &*bed.clock, |_| true)).expect("held");
+    let (claim, booked) = booked_on_2(&bed, &partition);
+    bed.core.delete_worker(2).expect("deleted");
+    assert_eq!(text(booked.install(claim, admission(), None).map(drop)).0, "internal");
+    drop(hold);
+    let target = partition.sessions.target("s", bed.core.clock.now()).expect("a short id");
+    assert_eq!(target.map(|target| target.worker_id), Some(1));
+}
+
+#[test]
+fn a_session_given_to_a_booking_that_just_ended_is_released() {
+    let bed = Bed::with_workers(sessions(60), 2);
+    let partition = bed.core.partition("m", "default").expect("exists");
+    let hold = ready(partition.sessions.hold("s", None, &*bed.clock, |_| true)).expect("held");
+    let (claim, booked) = booked_on_2(&bed, &partition);
+    let installed = booked.install(claim, admission(), None).expect("installed");
+    let lease = hold.commit(WorkerWithDpRank::new(2, 0), &*bed.clock).expect("a session");
+    bed.core.free_reservation("x").expect("freed");
+    bed.clock.advance(Duration::from_secs(30));
+    installed.attach(lease, bed.core.clock.now());
+    bed.clock.advance(Duration::from_secs(59));
+    let bound = |bed: &Bed| partition.sessions.target("s", bed.core.clock.now()).expect("a short id").is_some();
+    assert!(bound(&bed));
+    bed.clock.advance(Duration::from_secs(1));
+    assert!(!bound(&bed), "no lease keeps it");
 }

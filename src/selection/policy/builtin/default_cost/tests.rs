@@ -80,6 +80,7 @@ impl Ask {
             pinned_worker: self.pin,
             allowed_worker_ids: self.allowed.as_ref(),
             affinity_target: self.affinity,
+            target_is_binding: false,
             constraints: &self.constraints,
             overrides: self.overrides.as_ref(),
             explain: self.explain,

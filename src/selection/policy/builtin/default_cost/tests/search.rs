@@ -182,7 +182,7 @@ impl World {
 
 /// The least cost, its ranks and the inputs of all, from the whole table.
 fn expected(fleet: &Fleet, request: &PickRequest<'_>) -> Result<Vec<scan::Priced>, SelectionError> {
-    let candidates = eligibility::candidates(request, &fleet.load)?;
+    let candidates = eligibility::candidates(request, &fleet.load, true)?;
     let formula = Formula::new(fleet.policy.weights(request), request);
     let rows = scan::table(formula, request, &fleet.load, &candidates).rows;
     let least = rows.iter().map(|row| row.cost).fold(f64::INFINITY, f64::min);
