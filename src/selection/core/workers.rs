@@ -9,7 +9,7 @@ use crate::selection::{
     catalog::{API_OWNER, Catalog},
     error::SelectionError,
     identity::PartitionKey,
-    worker::{Lifecycle, WorkerPatch, WorkerRecord, WorkerRequest, WorkerState},
+    worker::{Lifecycle, WorkerPatch, WorkerRecord, WorkerRequest, WorkerRole, WorkerState},
 };
 
 impl SelectionCore {
@@ -71,6 +71,15 @@ impl SelectionCore {
     /// One record.
     pub fn worker(&self, worker_id: u64) -> Option<Arc<WorkerRecord>> {
         self.catalog.lock().workers.get(&worker_id).map(|entry| Arc::clone(&entry.record))
+    }
+
+    /// Roles that partitions have now, each once.
+    pub fn roles(&self) -> Vec<WorkerRole> {
+        let mut roles = Vec::new();
+        for partition in self.partitions(&PartitionFilter::default()) {
+            roles.extend(partition.role().filter(|role| !roles.contains(role)));
+        }
+        roles
     }
 
     /// Workers anywhere that are schedulable.

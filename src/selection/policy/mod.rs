@@ -5,6 +5,7 @@
 //! | `stages` | the traits of a policy's components, the policy, its errors |
 //! | `context`, `inputs` | what components see |
 //! | `table` | the columns behind that |
+//! | `document` | policy documents, and what they come to |
 //! | `registry`, `instances`, `parameters` | types, instances, choices by role |
 //! | `failures` | what plugins did wrong, counted |
 //! | `eligibility`, `overlap` | who may be chosen, what he has |
@@ -15,6 +16,7 @@
 pub mod builtin;
 #[allow(dead_code, reason = "the host that calls it comes with the next commit")]
 pub mod context;
+pub mod document;
 mod eligibility;
 pub mod failures;
 #[allow(dead_code, reason = "the host that calls it comes with the next commit")]
