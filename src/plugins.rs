@@ -14,6 +14,25 @@ pub use crate::selection::policy::{
     },
 };
 
+/// Request classifiers.
+pub mod request_classifier {
+    pub use crate::selection::{
+        identity::WorkerWithDpRank,
+        policy::classifier::{
+            AbortCause, ClassifierError, ClassifierLimits, ClassifyEvent, ClassifyFuture, ClassifyRequest,
+            RequestClassifier, async_trait,
+            config::{
+                RequestClassifierConfig, RequestClassifierFactory, RequestClassifierParameters,
+                RequestClassifierProvider, RequestClassifierProviderError, RequestClassifierRegistryError,
+            },
+            context::{RequestClassifierContext, RequestClassifierWorker},
+            lifecycle::RequestLifecycle,
+            progress::{RequestProgress, RequestProgressUpdater},
+        },
+        request::SessionContext,
+    };
+}
+
 /// Filters, scorers and pickers.
 pub mod worker_selection {
     pub use crate::selection::{

@@ -170,7 +170,7 @@ fn selection_status(error: &SelectionError) -> StatusCode {
         SelectionError::Overloaded(_) | SelectionError::QueueRejected(_) | SelectionError::DeadlineExceeded => {
             StatusCode::TOO_MANY_REQUESTS
         }
-        SelectionError::Internal(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        SelectionError::Internal(_) | SelectionError::Classifier(_) => StatusCode::INTERNAL_SERVER_ERROR,
         SelectionError::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
     }
 }
@@ -186,7 +186,12 @@ impl IntoResponse for ApiError {
         }
         let reason = Reason(self.reason());
         let status = self.status();
-        let mut body = ErrorBody { error: self.to_string(), details: None, current: None };
+        let error = match &self {
+            // A plugin's text is not for clients; it is in the log.
+            Self::Selection(SelectionError::Classifier(_)) => "request classifier failed".to_owned(),
+            _ => self.to_string(),
+        };
+        let mut body = ErrorBody { error, details: None, current: None };
         match &self {
             Self::Selection(SelectionError::QueueRejected(rejection)) => body.details = Some(rejection.clone()),
             Self::Catalog(CatalogError::Stale { current, digest, .. }) => {

@@ -8,6 +8,7 @@ use tracking::check_key_id;
 pub use tracking::{TrackingAlgorithm, TrackingHash, TrackingOptions};
 
 use super::{
+    policy::classifier::config::RequestClassifierConfig,
     policy::instances::{WorkerSelectionConfig, WorkerSelectionOverrides},
     queue::profile::PolicyProfiles,
     request::RouterConfigOverride,
@@ -109,6 +110,8 @@ pub struct SelectionConfig {
     pub worker_selection: Option<Arc<WorkerSelectionConfig>>,
     /// Choices by flag and environment, which go before it.
     pub worker_selection_overrides: WorkerSelectionOverrides,
+    /// The `request_classifier` section of the policy document.
+    pub request_classifier: Option<Arc<RequestClassifierConfig>>,
     pub prefill_busy_threshold: Option<f64>,
     pub decode_busy_threshold: Option<f64>,
     pub active_request_expiry: Option<Duration>,
@@ -143,6 +146,7 @@ impl Default for SelectionConfig {
             profiles: PolicyProfiles::default(),
             worker_selection: None,
             worker_selection_overrides: WorkerSelectionOverrides::default(),
+            request_classifier: None,
             prefill_busy_threshold: None,
             decode_busy_threshold: None,
             active_request_expiry: Some(Duration::from_secs(300)),

@@ -38,6 +38,9 @@ pub enum SelectionError {
     /// A policy or this service failed (500).
     #[error("{0}")]
     Internal(String),
+    /// The request classifier failed (500). The text is for hosts and logs; over HTTP it is hidden.
+    #[error("{0}")]
+    Classifier(String),
     /// Nobody can take the request now (503).
     #[error("{0}")]
     Unavailable(String),
@@ -54,6 +57,7 @@ impl SelectionError {
             Self::QueueRejected(_) => "queue_rejected",
             Self::DeadlineExceeded => "deadline_exceeded",
             Self::Internal(_) => "internal",
+            Self::Classifier(_) => "request_classifier",
             Self::Unavailable(_) => "unavailable",
         }
     }

@@ -1,6 +1,9 @@
 //! Time as the core sees it: a monotonic point handed in by the host, never read here.
 
-use std::time::Duration;
+use std::{
+    sync::LazyLock,
+    time::{Duration, Instant},
+};
 
 /// A monotonic point in time, in nanoseconds since an origin of the host's choice. Arithmetic saturates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -30,15 +33,33 @@ pub trait Clock: Send + Sync + 'static {
 
     /// Wall-clock nanoseconds since the Unix epoch, for versions that replicas compare.
     fn unix_nanos(&self) -> u64;
+
+    /// The instant at which this clock's origin is put, for plugins that reckon in instants. Any one will do for a
+    /// virtual clock: they see differences.
+    fn origin(&self) -> Instant {
+        static ORIGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
+        *ORIGIN
+    }
+
+    /// A point of this clock as an instant.
+    fn instant(&self, at: Moment) -> Instant {
+        let origin = self.origin();
+        origin.checked_add(Duration::from_nanos(at.0)).unwrap_or(origin)
+    }
+
+    /// An instant as a point of this clock; the origin for earlier ones.
+    fn moment(&self, at: Instant) -> Moment {
+        Moment::default().after(at.saturating_duration_since(self.origin()))
+    }
 }
 
 /// The machine's own clocks.
 #[derive(Debug)]
-pub struct SystemClock(std::time::Instant);
+pub struct SystemClock(Instant);
 
 impl Default for SystemClock {
     fn default() -> Self {
-        Self(std::time::Instant::now())
+        Self(Instant::now())
     }
 }
 
@@ -51,5 +72,9 @@ impl Clock for SystemClock {
         std::time::SystemTime::now()
             .duration_since(std::time::UNIX_EPOCH)
             .map_or(0, |d| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX))
+    }
+
+    fn origin(&self) -> Instant {
+        self.0
     }
 }

@@ -8,7 +8,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::{explain::Explanation, hints::KvHint, identity::WorkerWithDpRank};
+use super::{explain::Explanation, hints::KvHint, identity::WorkerWithDpRank, moment::Moment};
 
 /// One multimodal object in a block.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -204,8 +204,13 @@ pub struct Steering {
     pub expected_output_tokens: Option<u32>,
     /// Policy class of the queue (header `x-dynamo-meta-policy-class`).
     pub policy_class: Option<String>,
-    /// Longest wait in milliseconds (ours).
+    /// Longest wait in milliseconds (ours). It orders nothing.
     pub deadline_ms: Option<u64>,
+    /// For embedding hosts: when the request gets late. In its class it waits before those without or with a later one,
+    /// and it is refused afterwards.
+    pub due: Option<Moment>,
+    /// For embedding hosts: cost in the queue, in tokens, instead of the prompt tokens that are not cached.
+    pub scheduling_cost: Option<u64>,
 }
 
 /// `POST /select` and `POST /select_and_reserve`; `advisory` is ignored by the latter.

@@ -2,11 +2,12 @@
 
 use std::{fmt, sync::Arc};
 
-use super::{SelectionService, config::ServiceConfig, sources::Sources};
+use super::{SelectionService, classifier::ClassifierChoice, config::ServiceConfig, sources::Sources};
 use crate::{
     events::listener::ListenerConfig,
     mesh::BoundMesh,
-    selection::{Clock, config::ConfigError, ingest::EventSources, moment::SystemClock},
+    plugins::request_classifier::{ClassifierLimits, RequestClassifierFactory},
+    selection::{Clock, config::ConfigError, core::LifecycleOwner, ingest::EventSources, moment::SystemClock},
 };
 
 /// Builds a [`SelectionService`].
@@ -25,6 +26,7 @@ pub struct SelectionServiceBuilder {
     listener: ListenerConfig,
     sources: Option<Arc<dyn EventSources>>,
     mesh: Option<BoundMesh>,
+    classifier: ClassifierChoice,
 }
 
 impl fmt::Debug for SelectionServiceBuilder {
@@ -53,6 +55,11 @@ impl SelectionServiceBuilder {
             listener: ListenerConfig::default(),
             sources: None,
             mesh: None,
+            classifier: ClassifierChoice {
+                factory: None,
+                limits: ClassifierLimits::default(),
+                owner: LifecycleOwner::Booking,
+            },
         }
     }
 
@@ -84,6 +91,28 @@ impl SelectionServiceBuilder {
         self
     }
 
+    /// Lets classifiers of this factory see requests before they queue.
+    #[must_use]
+    pub fn request_classifier(mut self, factory: RequestClassifierFactory) -> Self {
+        self.classifier.factory = Some(factory);
+        self
+    }
+
+    /// Limits of each classifier.
+    #[must_use]
+    pub fn request_classifier_limits(mut self, limits: ClassifierLimits) -> Self {
+        self.classifier.limits = limits;
+        self
+    }
+
+    /// The host tells of its requests by [`SelectionService::begin_request_lifecycle`]; only those are classified.
+    /// Without it a booking is the lifecycle: it begins with `select_and_reserve` and ends with the booking.
+    #[must_use]
+    pub fn host_manages_request_lifecycle(mut self) -> Self {
+        self.classifier.owner = LifecycleOwner::Host;
+        self
+    }
+
     /// Builds the service and starts its tasks; start-up recovery goes on in the background (see
     /// [`SelectionService::recovered`]).
     ///
@@ -93,8 +122,8 @@ impl SelectionServiceBuilder {
         let runtime = tokio::runtime::Handle::try_current().map_err(|_| BuildError::NoRuntime)?;
         let sources = match self.sources {
             Some(sources) => Sources::host(sources),
-            None => Sources::listeners(runtime, self.listener),
+            None => Sources::listeners(runtime.clone(), self.listener),
         };
-        Ok(SelectionService::start(self.config, self.clock, sources, self.mesh)?)
+        Ok(SelectionService::start(self.config, self.clock, sources, self.mesh, (self.classifier, runtime))?)
     }
 }

@@ -50,7 +50,7 @@ impl<const N: usize> Family<N> {
         Self { name, help, kind: MetricType::Gauge, labels, values: BTreeMap::new() }
     }
 
-    fn counter(name: &'static str, help: &'static str, labels: [&'static str; N]) -> Self {
+    pub(super) fn counter(name: &'static str, help: &'static str, labels: [&'static str; N]) -> Self {
         Self { kind: MetricType::Counter, ..Self::gauge(name, help, labels) }
     }
 
@@ -91,7 +91,8 @@ impl Collector for ServiceCollector {
         process(&shared, &mut encoder)?;
         catalog(&shared, &mut encoder)?;
         index(&shared, &mut encoder)?;
-        load(&shared, &mut encoder)
+        load(&shared, &mut encoder)?;
+        super::classifier::encode(&shared, &mut encoder)
     }
 }
 

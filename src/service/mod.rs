@@ -5,6 +5,7 @@
 //! | `builder` | how a service is put together |
 //! | `verbs` | workers, selections, reservations, inspection |
 //! | `instances` | the standalone indexer's verbs |
+//! | `classifier` | request classifiers: their events, their metrics |
 //! | `recovery` | filling index and catalog from peers at start |
 //! | `exports` | snapshots of the index for peers that start |
 //! | `sources` | listeners, and what they wait for |
@@ -16,6 +17,7 @@
 //! before start-up recovery is over.
 
 mod builder;
+mod classifier;
 pub mod config;
 pub mod exports;
 mod health;
@@ -103,9 +105,13 @@ impl SelectionService {
         clock: Arc<dyn Clock>,
         sources: Sources,
         mesh: Option<BoundMesh>,
+        (classifier, runtime): (classifier::ClassifierChoice, tokio::runtime::Handle),
     ) -> Result<Self, ConfigError> {
         let core = SelectionCore::try_new(config.selection.clone(), clock, sources.for_core())?;
         let tasks = Tasks::new();
+        if let Some(setup) = classifier.setup(&tasks, runtime) {
+            core.install_request_classifier(setup);
+        }
         let metrics = Metrics::default();
         let mesh = mesh.map(|mesh| mesh.start(&core, &metrics));
         let shared = Arc::new(Shared {

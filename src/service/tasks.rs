@@ -62,6 +62,17 @@ impl Tasks {
         });
     }
 
+    /// What ends all tasks.
+    pub(crate) fn stopped(&self) -> CancellationToken {
+        self.stop.clone()
+    }
+
+    /// A task that was spawned elsewhere panicked.
+    pub(crate) fn died(&self, name: &'static str, panic: &str) {
+        self.states.lock().insert(name, TaskState::Dead);
+        tracing::error!(task = name, panic, "background task panicked");
+    }
+
     /// Names of tasks that died.
     pub(crate) fn dead(&self) -> Vec<&'static str> {
         self.states.lock().iter().filter(|(_, state)| **state == TaskState::Dead).map(|(name, _)| *name).collect()

@@ -116,6 +116,8 @@ macro_rules! selection_request {
                         expected_output_tokens: self.expected_output_tokens,
                         policy_class: None,
                         deadline_ms: self.deadline_ms,
+                        due: None,
+                        scheduling_cost: None,
                     },
                     session_id: self.session_id,
                     session_context: self.session_context,

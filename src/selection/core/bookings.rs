@@ -33,6 +33,7 @@ use crate::selection::{
     load::BookingId,
     moment::Moment,
     partition::PartitionRef,
+    policy::classifier::lifecycle::RequestLifecycle,
     replication::{BookingFacts, MAX_MIRRORED_WORDS},
     sessions::SessionLease,
 };
@@ -41,13 +42,16 @@ const SHARD_BITS: u32 = 6;
 const SHARDS: usize = 1 << SHARD_BITS;
 
 /// Why a booking ended without a lifecycle call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BookingEnd {
     /// Older than the expiry.
+    #[error("booking expired")]
     Expired,
     /// Its rank left the partition.
+    #[error("worker left")]
     RankLeft,
     /// The partition's state was rebuilt after a panic.
+    #[error("partition failed and was rebuilt")]
     Rebuilt,
 }
 
@@ -116,13 +120,19 @@ enum RowState {
 pub(super) struct Held {
     pub(super) facts: Arc<BookingFacts>,
     pub(super) lease: Option<SessionLease>,
+    /// Who tells its classifier.
+    pub(super) lifecycle: Option<SharedLifecycle>,
 }
+
+/// The lifecycle of a booking's request, told of by whoever touches the booking.
+pub(super) type SharedLifecycle = Arc<Mutex<RequestLifecycle>>;
 
 /// A live booking.
 pub(super) struct LiveBooking {
     pub(super) attempt: BookingId,
     pub(super) partition: PartitionRef,
     pub(super) facts: Arc<BookingFacts>,
+    pub(super) lifecycle: Option<SharedLifecycle>,
 }
 
 /// A booking taken out of the index.
@@ -341,11 +351,15 @@ impl BookingIndex {
             BookingEnd::Rebuilt => 2,
         };
         self.ended[counter].fetch_add(ended.len() as u64, Ordering::Relaxed);
-        ended.iter().for_each(|&attempt| self.forget(attempt, now));
+        ended.iter().for_each(|&attempt| self.forget_because(attempt, why, now));
     }
 
-    /// A booking is gone from its load tracker; a later booking of its id is left alone.
+    /// A booking is gone from its load tracker, which was rebuilt; a later booking of its id is left alone.
     pub(super) fn forget(&self, attempt: BookingId, now: Moment) {
+        self.forget_because(attempt, BookingEnd::Rebuilt, now);
+    }
+
+    fn forget_because(&self, attempt: BookingId, why: BookingEnd, now: Moment) {
         let mut shard = self.shards[attempt.0 as usize & (SHARDS - 1)].lock();
         let Some(&hash) = shard.attempts.get(&attempt) else { return };
         let Some(row) = shard.rows.find_mut(hash, |row| row.attempt == attempt) else { return };
@@ -364,6 +378,9 @@ impl BookingIndex {
         partition.digests.remove(held.facts.origin, part);
         if let Some(lease) = held.lease {
             lease.release(now);
+        }
+        if let Some(lifecycle) = held.lifecycle {
+            lifecycle.lock().abort(Some(Arc::new(why)));
         }
     }
 
@@ -410,7 +427,7 @@ fn ended_as(facts: &BookingFacts, by_call: bool) -> EndedBooking {
 fn live(row: &Row) -> Option<LiveBooking> {
     let RowState::Held(held) = &row.state else { return None };
     let (partition, facts) = (Arc::clone(&row.partition), Arc::clone(&held.facts));
-    Some(LiveBooking { attempt: row.attempt, partition, facts })
+    Some(LiveBooking { attempt: row.attempt, partition, facts, lifecycle: held.lifecycle.clone() })
 }
 
 /// Attempts are counters: a multiplication spreads them well enough.

@@ -6,6 +6,7 @@
 //! | `instances` | the standalone indexer's verbs |
 //! | `snapshots` | owners and their desired records |
 //! | `takeover` | a peer's catalog |
+//! | `classifiers` | request classifiers |
 //! | `upkeep` | periodic work |
 //! | `requests` | selections, reservations, lifecycle, inspection |
 //! | `recovery` | dumps and snapshots of indexes |
@@ -15,6 +16,7 @@
 //! the catalog's lock, which no selection takes.
 
 mod bookings;
+pub(in crate::selection) mod classifiers;
 mod instances;
 mod reconcile;
 mod recovery;
@@ -31,7 +33,7 @@ mod tests;
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
@@ -43,6 +45,7 @@ use self::upkeep::Upkeep;
 
 pub use self::{
     bookings::{BookingEnd, BookingIndex, EndedBookings},
+    classifiers::{ClassifierSetup, LifecycleOwner},
     recovery::HeldRanks,
     replicas::{BookingSnapshot, MergeReport, MirrorDrop, Mirrored, MissedCall, OriginDigest, PartitionDigests},
 };
@@ -67,6 +70,8 @@ pub struct SelectionCore {
     clock: Arc<dyn Clock>,
     sources: Arc<dyn EventSources>,
     policies: Arc<PolicyFactory>,
+    /// What sees requests before they queue; most cores have none.
+    classifiers: OnceLock<classifiers::Classifiers>,
     instance_id: String,
     /// Held from start to end of a snapshot; the catalog's lock is held in slices.
     applying: Mutex<()>,
@@ -148,6 +153,7 @@ impl SelectionCore {
             clock,
             sources,
             policies,
+            classifiers: OnceLock::new(),
             instance_id: uuid::Uuid::new_v4().to_string(),
             applying: Mutex::default(),
             catalog: Mutex::default(),
@@ -192,6 +198,7 @@ impl SelectionCore {
     /// New selections and bookings are refused from now on; lifecycle calls still work.
     pub fn begin_shutdown(&self) {
         self.shutting_down.store(true, Ordering::Relaxed);
+        self.close_classifiers();
     }
 
     /// The partition, once selections may go to it: checks 1 and 2 of spec http 5.2.

@@ -162,12 +162,13 @@ impl SelectionCore {
             Ok(Some(Err(_))) | Err(_) => return Mirrored::Dropped(MirrorDrop::Refused),
         };
         self.bookings.ended(&expired, BookingEnd::Expired, now);
-        if claim.install(Held { facts: Arc::clone(&facts), lease: None }).is_err() {
+        if claim.install(Held { facts: Arc::clone(&facts), lease: None, lifecycle: None }).is_err() {
             // Its rank left at this very moment.
             let _freed = partition.with_state(|state| state.load.free(attempt, now));
             return Mirrored::Dropped(MirrorDrop::UnknownRank);
         }
-        let booking = LiveBooking { attempt, partition: Arc::clone(partition), facts: Arc::clone(&facts) };
+        let booking =
+            LiveBooking { attempt, partition: Arc::clone(partition), facts: Arc::clone(&facts), lifecycle: None };
         // Calls that came between the first look and now found no booking either.
         early.add(self.bookings.take_early(&facts.id, rank, now).unwrap_or_default());
         if early.freed {
@@ -209,6 +210,7 @@ impl SelectionCore {
     fn complete_mirrored(&self, booking: &LiveBooking) -> bool {
         let news = !booking.facts.is_prefill_done();
         self.bookings.complete_prefill(booking);
+        booking.lifecycle.as_ref().into_iter().for_each(|lifecycle| lifecycle.lock().responding());
         let now = self.clock.now();
         let _live = booking.partition.with_state(|state| state.load.prefill_complete(booking.attempt, now));
         news
@@ -227,6 +229,7 @@ impl SelectionCore {
         if let Some(lease) = taken.held.lease {
             lease.release(now);
         }
+        taken.held.lifecycle.into_iter().for_each(|lifecycle| lifecycle.lock().complete());
         true
     }
 }

@@ -100,6 +100,7 @@ impl SelectionCore {
             partition.sessions.reap(now);
         }
         partition.sessions.wake_overdue(now);
+        partition.classifier.tick(now);
         let (lost, expired) = partition
             .with_state(|state| (state.take_lost(), if expire { state.load.expire(now) } else { Vec::new() }))
             .unwrap_or_default();

@@ -27,6 +27,7 @@ pub use self::{
 };
 use super::{
     config::SelectionConfig,
+    core::classifiers::ClassifierSlot,
     error::SelectionError,
     identity::{PartitionKey, WorkerWithDpRank},
     index::PrefixIndex,
@@ -51,6 +52,8 @@ pub struct Partition {
     /// Live bookings by the replica that made them.
     pub(super) digests: LoadDigests,
     replication: ReplicationCell,
+    /// What sees its requests before they queue.
+    pub classifier: ClassifierSlot,
     /// Workers that joined or left.
     membership: AtomicU64,
     /// What non-advisory selections pass before their pick.
@@ -118,6 +121,7 @@ impl Partition {
             sessions: SessionTable::new(config, &key, replication),
             digests: LoadDigests::default(),
             replication: Arc::clone(replication),
+            classifier: ClassifierSlot::default(),
             membership: AtomicU64::new(0),
             admission: Admission::default(),
             traits: OnceLock::new(),

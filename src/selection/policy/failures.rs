@@ -2,6 +2,7 @@
 
 use std::{
     any::Any,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::atomic::{AtomicU64, Ordering},
 };
 
@@ -63,6 +64,14 @@ impl PluginFailures {
     pub fn count_panic(&self, component: PluginComponent) {
         self.panics[component as usize].fetch_add(1, Ordering::Relaxed);
     }
+}
+
+/// Runs plugin code.
+///
+/// # Errors
+/// What its panic said.
+pub(in crate::selection) fn contained<R>(run: impl FnOnce() -> R) -> Result<R, String> {
+    catch_unwind(AssertUnwindSafe(run)).map_err(|panic| panic_text(&*panic).to_owned())
 }
 
 /// What a panic said.

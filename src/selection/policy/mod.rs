@@ -7,6 +7,7 @@
 //! | `table` | the columns behind that |
 //! | `document` | policy documents, and what they come to |
 //! | `registry`, `instances`, `parameters` | types, instances, choices by role |
+//! | `classifier` | plugins that see a request before it queues |
 //! | `failures` | what plugins did wrong, counted |
 //! | `eligibility`, `overlap` | who may be chosen, what he has |
 //! | `builtin` | policies that ship |
@@ -14,6 +15,7 @@
 //! One policy instance a partition. The default one is called under the partition's lock.
 
 pub mod builtin;
+pub mod classifier;
 #[allow(dead_code, reason = "the host that calls it comes with the next commit")]
 pub mod context;
 pub mod document;

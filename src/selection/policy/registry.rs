@@ -8,6 +8,9 @@ use std::{
 };
 
 use super::{
+    classifier::config::{
+        ClassifierTypes, RequestClassifierFactory, RequestClassifierProvider, RequestClassifierRegistryError,
+    },
     failures::panic_text,
     instances::{DEFAULT, WorkerSelectionConfig},
     parameters::{WorkerSelectionPolicyProvider, WorkerSelectionPolicyProviderError},
@@ -58,12 +61,16 @@ pub enum RouterPluginRegistryError {
     /// Worker selection.
     #[error(transparent)]
     WorkerSelection(#[from] WorkerSelectionPolicyRegistryError),
+    /// The request classifier.
+    #[error(transparent)]
+    RequestClassifier(#[from] RequestClassifierRegistryError),
 }
 
 /// Plugin types by name, and the default of the host.
 #[derive(Clone, Default)]
 pub struct RouterPluginRegistry {
     providers: BTreeMap<String, WorkerSelectionPolicyProvider>,
+    classifiers: ClassifierTypes,
     default_factory: Option<WorkerSelectionPolicyFactory>,
 }
 
@@ -72,7 +79,10 @@ pub type WorkerSelectionPolicyRegistry = RouterPluginRegistry;
 
 impl fmt::Debug for RouterPluginRegistry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RouterPluginRegistry").field("types", &self.policy_types().collect::<Vec<_>>()).finish()
+        f.debug_struct("RouterPluginRegistry")
+            .field("types", &self.policy_types().collect::<Vec<_>>())
+            .field("classifiers", &self.classifiers)
+            .finish()
     }
 }
 
@@ -119,9 +129,26 @@ impl RouterPluginRegistry {
         self.register_worker_selection(name, provider)
     }
 
+    /// Adds a type of request classifiers.
+    ///
+    /// # Errors
+    /// The name is empty, reserved or taken.
+    pub fn register_request_classifier(
+        &mut self,
+        name: impl Into<String>,
+        provider: RequestClassifierProvider,
+    ) -> Result<(), RequestClassifierRegistryError> {
+        self.classifiers.register(name.into(), provider)
+    }
+
     /// Whether no type is registered; the default factory does not count.
     pub fn is_empty(&self) -> bool {
-        self.providers.is_empty()
+        self.providers.is_empty() && self.classifiers.is_empty()
+    }
+
+    /// Names of the registered classifier types, sorted.
+    pub fn classifier_types(&self) -> impl Iterator<Item = &str> {
+        self.classifiers.names()
     }
 
     /// Names of the registered policy types, sorted.
@@ -135,7 +162,22 @@ impl RouterPluginRegistry {
     /// What it names is not there, or a provider refuses.
     pub fn resolve_plugins(&self, config: &SelectionConfig) -> Result<RouterPlugins, RouterPluginRegistryError> {
         let custom = WorkerRole::ALL.iter().any(|&role| choice(config, role).is_some());
-        Ok(RouterPlugins { worker_selection: self.resolve(config)?, custom_worker_selection: custom })
+        Ok(RouterPlugins {
+            worker_selection: self.resolve(config)?,
+            custom_worker_selection: custom,
+            request_classifier: self.resolve_request_classifier(config)?,
+        })
+    }
+
+    /// The factory of the configured request classifier; `None` when none is.
+    ///
+    /// # Errors
+    /// Its type is not linked, or its provider refuses.
+    pub fn resolve_request_classifier(
+        &self,
+        config: &SelectionConfig,
+    ) -> Result<Option<RequestClassifierFactory>, RequestClassifierRegistryError> {
+        self.classifiers.resolve(config)
     }
 
     /// One factory for all roles; `None` when nothing is chosen and there is no default.
@@ -234,6 +276,7 @@ fn listed(names: &[impl std::borrow::Borrow<str>]) -> String {
 pub struct RouterPlugins {
     worker_selection: Option<WorkerSelectionPolicyFactory>,
     custom_worker_selection: bool,
+    request_classifier: Option<RequestClassifierFactory>,
 }
 
 impl fmt::Debug for RouterPlugins {
@@ -241,6 +284,7 @@ impl fmt::Debug for RouterPlugins {
         f.debug_struct("RouterPlugins")
             .field("worker_selection", &self.worker_selection.is_some())
             .field("custom_worker_selection", &self.custom_worker_selection)
+            .field("request_classifier", &self.request_classifier.is_some())
             .finish()
     }
 }
@@ -254,9 +298,16 @@ impl RouterPlugins {
         self
     }
 
+    /// Request classifiers from this factory.
+    #[must_use]
+    pub fn with_request_classifier(mut self, factory: RequestClassifierFactory) -> Self {
+        self.request_classifier = Some(factory);
+        self
+    }
+
     /// Whether there is nothing.
     pub fn is_empty(&self) -> bool {
-        self.worker_selection.is_none()
+        self.worker_selection.is_none() && self.request_classifier.is_none()
     }
 
     /// Whether worker selection was chosen rather than left to the default.
@@ -266,7 +317,12 @@ impl RouterPlugins {
 
     /// Whether anything was chosen rather than left to the default.
     pub fn has_custom_plugins(&self) -> bool {
-        self.custom_worker_selection
+        self.custom_worker_selection || self.request_classifier.is_some()
+    }
+
+    /// Makes request classifiers.
+    pub fn request_classifier(&self) -> Option<&RequestClassifierFactory> {
+        self.request_classifier.as_ref()
     }
 
     /// Makes policies.

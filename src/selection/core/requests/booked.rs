@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::selection::{
-    core::bookings::{Claim, Held, Installed, NotInstalled},
+    core::bookings::{Claim, Held, Installed, NotInstalled, SharedLifecycle},
     error::SelectionError,
     identity::WorkerWithDpRank,
     load::{BookingId, LoadTracker, NewBooking, Slot},
@@ -44,12 +44,18 @@ pub(super) struct Booked<'a> {
     rank: WorkerWithDpRank,
     attempt: BookingId,
     now: Moment,
+    lifecycle: Option<SharedLifecycle>,
     armed: bool,
 }
 
 impl<'a> Booked<'a> {
     pub(super) fn new(partition: &'a PartitionRef, rank: WorkerWithDpRank, attempt: BookingId, now: Moment) -> Self {
-        Self { partition, rank, attempt, now, armed: true }
+        Self { partition, rank, attempt, now, lifecycle: None, armed: true }
+    }
+
+    /// Whoever touches the booking tells `lifecycle` of it.
+    pub(super) fn follow(&mut self, lifecycle: Option<SharedLifecycle>) {
+        self.lifecycle = lifecycle;
     }
 
     /// Records the prompt where the partition learns from its own decisions.
@@ -77,7 +83,7 @@ impl<'a> Booked<'a> {
         let (lora_name, origin) = (lora_name.map(Arc::from), self.partition.router_id());
         let facts = BookingFacts::new(id, self.rank, lora_name, admission, (self.now, self.now), origin);
         let facts = Arc::new(facts);
-        match claim.install(Held { facts: Arc::clone(&facts), lease: None }) {
+        match claim.install(Held { facts: Arc::clone(&facts), lease: None, lifecycle: self.lifecycle.take() }) {
             Ok(installed) => {
                 self.armed = false;
                 self.partition.publish_booking(&facts, || BookingChange::Admitted(facts.admission.clone()));

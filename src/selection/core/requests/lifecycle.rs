@@ -29,6 +29,7 @@ impl SelectionCore {
             }
         };
         self.bookings.complete_prefill(&booking);
+        booking.lifecycle.as_ref().into_iter().for_each(|lifecycle| lifecycle.lock().responding());
         // Again when it was done before: a peer may have missed it.
         booking.partition.publish_booking(&booking.facts, || BookingChange::PrefillCompleted);
         Ok(())
@@ -42,7 +43,11 @@ impl SelectionCore {
         if decay_fraction.is_some_and(|fraction| !(0.0..=1.0).contains(&fraction)) {
             return Err(SelectionError::BadRequest("decay_fraction must be between 0.0 and 1.0".to_owned()));
         }
-        self.on_booking(selection_id, |load, attempt, now| load.output_block(attempt, decay_fraction, now))?;
+        let booking =
+            self.on_booking(selection_id, |load, attempt, now| load.output_block(attempt, decay_fraction, now))?;
+        if let Some(lifecycle) = &booking.lifecycle {
+            lifecycle.lock().observe_output_tokens(booking.partition.block_size as usize);
+        }
         Ok(())
     }
 
@@ -60,6 +65,7 @@ impl SelectionCore {
         if let Some(lease) = taken.held.lease {
             lease.release(now);
         }
+        taken.held.lifecycle.into_iter().for_each(|lifecycle| lifecycle.lock().complete());
         taken.partition.publish_booking(&taken.held.facts, || BookingChange::Freed);
         if freed? { Ok(()) } else { Err(unknown(selection_id)) }
     }

@@ -3,6 +3,7 @@
 //! | file | owns |
 //! |---|---|
 //! | `select` | choosing a rank, with or without a booking |
+//! | `classify` | what classifiers see and set before that |
 //! | `reserve` | bookings of a named rank and of cached selections |
 //! | `booked` | a booking until it is installed, and its undoing |
 //! | `lifecycle` | what happens to a booking afterwards |
@@ -16,6 +17,7 @@
 
 mod answer;
 pub(super) mod booked;
+mod classify;
 mod inspect;
 mod lifecycle;
 mod lookup;

@@ -5,15 +5,17 @@ use std::{sync::Arc, time::Duration};
 use super::{
     answer::Decision,
     booked::{Booked, book},
+    classify::Tracked,
     is_schedulable,
     lookup::Scratch,
     takes_bookings,
 };
 use crate::selection::{
     config::SessionAffinityMode,
-    core::{BookingEnd, SelectionCore},
+    core::{BookingEnd, SelectionCore, bookings::Claim},
     error::SelectionError,
     hints,
+    identity::WorkerWithDpRank,
     load::BookingId,
     moment::Moment,
     partition::{Partition, PartitionRef, PartitionState},
@@ -38,7 +40,8 @@ impl SelectionCore {
             Some(id) => partition.sessions.target(id, self.clock.now())?,
             None => None,
         };
-        let (scratch, now) = self.decide_when(&partition, &request, request.advisory, deadline).await?;
+        let mut scratch = self.prepare(&partition, &request)?;
+        let now = self.pass(&partition, &mut scratch, request.advisory, deadline).await?;
         let aim = self.aim(&request.steering, bound, true);
         let decision = partition.with_state(|state| self.pick(&partition, state, &request, &aim, &scratch, now))??;
         let load = request.advisory.then(|| decision.worker_load(&self.config));
@@ -71,9 +74,29 @@ impl SelectionCore {
         let partition = self.ready_partition(&request.model_name, &request.routing_group)?;
         let id = request.selection_id.take().map_or_else(generated_id, Arc::from);
         let claim = self.claim(Arc::clone(&id), &partition)?;
-        let hold = self.hold_session(&partition, &request, deadline).await?;
-        let (scratch, now) = self.decide_when(&partition, &request, false, deadline).await?;
-        let aim = self.aim(&request.steering, hold.target(), false);
+        let mut tracked = self.track(&partition, &id)?;
+        let reserved = self.reserve_claimed(request, &partition, claim, deadline, &mut tracked).await;
+        if let Err(error) = &reserved {
+            tracked.failed(error);
+        }
+        reserved
+    }
+
+    async fn reserve_claimed(
+        &self,
+        mut request: SelectRequest,
+        partition: &PartitionRef,
+        claim: Claim,
+        deadline: Option<Moment>,
+        tracked: &mut Tracked,
+    ) -> Result<SelectResponse, SelectionError> {
+        let id = Arc::clone(claim.id());
+        let hold = self.hold_session(partition, &request, deadline).await?;
+        let mut scratch = self.prepare(partition, &request)?;
+        let classified = self.classify(partition, tracked, &mut request, &mut scratch, deadline).await?;
+        let now = self.pass(partition, &mut scratch, false, deadline).await?;
+        let mut aim = self.aim(&request.steering, hold.target(), false);
+        aim.reconsider(classified);
         let track = self.tracks_prefill(request.router_config_override.as_ref());
         let mut admission = Admission {
             sequence: scratch.prompt.sequence().into(),
@@ -82,7 +105,7 @@ impl SelectionCore {
             prefill: None,
         };
         let chosen = partition.with_state(|state| {
-            let decision = self.pick(&partition, state, &request, &aim, &scratch, now)?;
+            let decision = self.pick(partition, state, &request, &aim, &scratch, now)?;
             self.check_session(state, &hold, &decision)?;
             let source = hints::fetch_source(&partition.index, &scratch.matches, &state.load, decision.picked.slot);
             if track {
@@ -93,7 +116,8 @@ impl SelectionCore {
             Ok(Chosen { decision, source, expired })
         });
         let Chosen { decision, source, expired } = chosen??;
-        let booked = Booked::new(&partition, decision.rank, claim.attempt(), now);
+        let mut booked = Booked::new(partition, decision.rank, claim.attempt(), now);
+        booked.follow(tracked.sent(decision.rank));
         self.bookings.ended(&expired, BookingEnd::Expired, now);
         booked.record(scratch.prompt.locals(), scratch.prompt.seqs())?;
         let installed = booked.install(claim, admission, request.prompt.lora_name.as_deref())?;
@@ -101,7 +125,7 @@ impl SelectionCore {
             installed.attach(lease, self.clock.now());
         }
 
-        let mut answer = decision.answer(&self.config, &partition, &scratch);
+        let mut answer = decision.answer(&self.config, partition, &scratch);
         answer.kv_hint = source.and_then(|source| {
             source.hint(partition.index.primary(), scratch.prompt.locals(), scratch.prompt.seqs(), Arc::clone(&id))
         });
@@ -153,23 +177,28 @@ impl SelectionCore {
         partition.sessions.hold(id, deadline, &*self.clock, |target| takes_bookings(partition, target)).await
     }
 
-    /// Checks the prompt and looks it up, then passes the queue; the time is that of the decision.
-    async fn decide_when(
-        &self,
-        partition: &PartitionRef,
-        request: &SelectRequest,
-        advisory: bool,
-        deadline: Option<Moment>,
-    ) -> Result<(Scratch, Moment), SelectionError> {
+    /// Checks prompt and pin.
+    fn prepare(&self, partition: &PartitionRef, request: &SelectRequest) -> Result<Scratch, SelectionError> {
         let mut scratch = Scratch::take();
         let scope = self.hashing_scope(partition, &request.prompt, request.router_config_override.as_ref())?;
         scratch.prompt.prepare(&request.prompt, &scope, Purpose::Select)?;
         check_pin(&request.steering)?;
+        Ok(scratch)
+    }
+
+    /// Passes the queue and looks the prompt up; the time is that of the decision.
+    async fn pass(
+        &self,
+        partition: &PartitionRef,
+        scratch: &mut Scratch,
+        advisory: bool,
+        deadline: Option<Moment>,
+    ) -> Result<Moment, SelectionError> {
         if !advisory {
             partition.admission.pass(deadline, &*self.clock).await?;
         }
         scratch.look_up(partition)?;
-        Ok((scratch, self.clock.now()))
+        Ok(self.clock.now())
     }
 
     fn aim(&self, steering: &Steering, bound: Option<AffinityTarget>, is_query: bool) -> Aim {
@@ -235,6 +264,17 @@ struct Aim {
     is_binding: bool,
     /// Nothing is booked.
     is_query: bool,
+}
+
+impl Aim {
+    /// What a classifier says of the target goes before what the request wishes and before a binding that is advice.
+    fn reconsider(&mut self, classified: Option<Option<WorkerWithDpRank>>) {
+        if let Some(target) = classified
+            && !self.is_binding
+        {
+            self.target = target.map(|worker| AffinityTarget::new(worker.worker_id, Some(worker.dp_rank)));
+        }
+    }
 }
 
 /// What came out of the critical section of a booking.

@@ -1,6 +1,7 @@
 //! Behaviour of the request verbs, driven through the core as an edge drives it.
 
 mod affinity;
+mod classify;
 mod hints;
 mod inspection;
 mod lifecycle;

@@ -1,9 +1,12 @@
 //! Policies that ship with the crate, one file each.
 
 pub mod default_cost;
+mod thunderagent;
 
 use self::default_cost::{DefaultCost, DefaultCostParameters};
-use super::{CacheWeights, SelectionPolicy};
+use super::{
+    CacheWeights, SelectionPolicy, classifier::config::RequestClassifierRegistryError, registry::RouterPluginRegistry,
+};
 use crate::selection::{config::SelectionConfig, partition::PolicyScope, worker::WorkerRole};
 
 /// The policy of a partition nobody configured one for: the default cost with the settings of the core.
@@ -21,4 +24,12 @@ pub fn default_policy(config: &SelectionConfig, scope: &PolicyScope) -> Box<dyn 
     };
     let accounting = CacheWeights { host: config.host_cache_hit_weight, disk: config.disk_cache_hit_weight };
     Box::new(DefaultCost::new(parameters, accounting, scope.block_size, true))
+}
+
+/// Registers the request classifiers that ship.
+///
+/// # Errors
+/// Their names are taken.
+pub fn register_classifiers(registry: &mut RouterPluginRegistry) -> Result<(), RequestClassifierRegistryError> {
+    registry.register_request_classifier("thunderagent", thunderagent::classifier::provider())
 }

@@ -105,7 +105,7 @@ fn a_mirror_takes_the_claim_of_a_booking_that_is_being_made() {
     assert_eq!(bed.send("x", admitted()), Mirrored::Applied);
     let now = bed.core.now();
     let facts = BookingFacts::new("x".into(), WorkerWithDpRank::new(7, 0), None, admission(), (now, now), OWN);
-    let held = Held { facts: Arc::new(facts), lease: None };
+    let held = Held { facts: Arc::new(facts), lease: None, lifecycle: None };
     assert!(matches!(claim.install(held), Err(crate::selection::core::bookings::NotInstalled::Replaced)));
     assert_eq!(bed.digest(OWN), LoadDigest::default());
     bed.core.free_reservation("x").expect("the mirrored one is live");
@@ -199,7 +199,7 @@ fn a_call_that_comes_while_a_mirror_is_being_made_is_not_lost() {
         let claim = bed.core.bookings.mirror("x".into(), &partition).expect("free");
         // No booking is found yet, though its mirror has been looked for early calls already.
         bed.core.free_reservation("x").expect_err("unknown");
-        claim.install(Held { facts: Arc::new(facts), lease: None }).expect("installed");
+        claim.install(Held { facts: Arc::new(facts), lease: None, lifecycle: None }).expect("installed");
     };
     let now = bed.core.now();
     let facts = || BookingFacts::new("x".into(), rank, None, admission(), (now, now), PEER);

@@ -174,7 +174,7 @@ fn a_booking_that_ends_before_it_is_installed_fails_and_frees_its_id() {
     let admission =
         Admission { sequence: [].into(), track_prefill_tokens: true, expected_output_tokens: None, prefill: None };
     let facts = BookingFacts::new("x".into(), WorkerWithDpRank::new(1, 0), None, admission, (now, now), 0);
-    let held = Held { facts: facts.into(), lease: None };
+    let held = Held { facts: facts.into(), lease: None, lifecycle: None };
     assert!(matches!(claim.install(held), Err(NotInstalled::Ended)));
     bed.assert_idle();
     bed.reserve(booking("x", prompt(1, 1))).expect("booked");
