@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod catalog;
+mod classifier;
 mod connections;
 mod envelope;
 mod indexer;

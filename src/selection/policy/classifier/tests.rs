@@ -78,6 +78,8 @@ struct Live {
     id: String,
     lifecycle: Option<RequestLifecycle>,
     call: Option<Call>,
+    /// Once: of two calls, what was noted would not tell which was given up.
+    asked: bool,
     classified: bool,
 }
 
@@ -128,6 +130,7 @@ fn history(seed: u64) {
                             id: id.to_owned(),
                             lifecycle: Some(lifecycle),
                             call: None,
+                            asked: false,
                             classified: false,
                         });
                     }
@@ -135,9 +138,8 @@ fn history(seed: u64) {
                 }
             }
             2 | 3 => {
-                if let Some(Live { lifecycle: Some(lifecycle), call: call @ None, classified: false, .. }) =
-                    live.get_mut(at)
-                {
+                if let Some(Live { lifecycle: Some(lifecycle), call, asked: asked @ false, .. }) = live.get_mut(at) {
+                    *asked = true;
                     let (host, key) = (Arc::clone(&host), lifecycle.key());
                     let inquiry = Inquiry { key, facts: facts(), deadline: None };
                     *call = Some(Box::pin(async move { host.classify(inquiry, |_| true).await }));

@@ -15,10 +15,12 @@ use crate::selection::{
     identity::{PartitionKey, WorkerWithDpRank},
     policy::classifier::{
         ClassifierLimits, ClassifyEvent, ClassifyRequest,
+        config::{RequestClassifierConfig, RequestClassifierParameters},
         counts::{ClassifyOutcome, EventOutcome},
         lifecycle::RequestLifecycle,
         testing::{Drivers, Probe},
     },
+    policy::{builtin::register_classifiers, registry::RouterPluginRegistry},
     queue::profile::{PolicyProfile, PolicyProfiles},
     replication::{BookingChange, BookingEvent},
     request::{SelectRequest, SelectResponse, SessionContext},
@@ -571,4 +573,59 @@ fn a_bound_session_stays_where_it_is() {
         let request = SelectRequest { session_id: Some("s".to_owned()), ..booking(id) };
         assert_eq!(bed.reserve(request).expect("booked").worker_id, 1);
     }
+}
+
+/// One worker of 40 tokens, and programs of 12 each.
+#[test]
+fn programs_wait_while_their_workers_are_full() {
+    let bed = Bed::new(approximate(|_| {}));
+    bed.worker(1, |worker| worker.fields.total_kv_blocks = Some(10));
+    let parameters = serde_value::to_value(std::collections::BTreeMap::from([("buffer_per_program", 0)]));
+    let classifier = RequestClassifierConfig {
+        classifier_type: "thunderagent".to_owned(),
+        parameters: RequestClassifierParameters::from_value(parameters.expect("a mapping")),
+    };
+    let mut registry = RouterPluginRegistry::default();
+    register_classifiers(&mut registry).expect("the name is free");
+    let configured = approximate(|config| config.request_classifier = Some(Arc::new(classifier)));
+    let drivers = Arc::new(Drivers::default());
+    let setup = ClassifierSetup {
+        factory: registry.resolve_request_classifier(&configured).expect("linked").expect("configured"),
+        runtime: drivers.clone(),
+        limits: ClassifierLimits::default(),
+        owner: LifecycleOwner::Booking,
+    };
+    assert!(bed.core.install_request_classifier(setup));
+    let turn = |id: &str| SelectRequest { session_id: Some(format!("of {id}")), ..booking(id) };
+    for id in ["a", "b", "c"] {
+        bed.reserve(turn(id)).expect("there is room");
+        drivers.run();
+        bed.clock.advance(Duration::from_millis(200));
+    }
+    bed.reserve(booking("no program")).expect("it has no session");
+    let mut waits = pin!(bed.core.select_and_reserve(turn("d")));
+    pending!(waits);
+    let mut hurried = turn("e");
+    hurried.steering.deadline_ms = Some(60_000);
+    let mut hurried = pin!(bed.core.select_and_reserve(hurried));
+    pending!(hurried);
+    {
+        let mut leaves = pin!(bed.core.select_and_reserve(turn("f")));
+        pending!(leaves);
+    }
+    // Longer than other classifiers may take.
+    bed.clock.advance(Duration::from_secs(60));
+    bed.core.tick();
+    pending!(waits);
+    assert_eq!(now!(hurried), Err(SelectionError::DeadlineExceeded));
+    bed.core.free_reservation("a").expect("live");
+    drivers.run();
+    bed.clock.advance(Duration::from_secs(10));
+    bed.core.tick();
+    assert_eq!(now!(waits).expect("a is done").worker_id, 1);
+    for id in ["b", "c", "d", "no program"] {
+        bed.core.free_reservation(id).expect("live");
+    }
+    drivers.run();
+    assert_eq!(bed.core.classifier_backlog(), (0, 0));
 }

@@ -110,6 +110,12 @@ impl Programs {
         }
     }
 
+    /// Programs, requests that run, requests that wait.
+    #[cfg(test)]
+    pub(super) fn size(&self) -> (usize, usize, usize) {
+        (self.programs.len(), self.running.len(), self.waiting.len())
+    }
+
     /// Whether [`Self::measure`] is to be called before a request comes.
     pub(super) fn is_stale(&self, now: Instant) -> bool {
         now.saturating_duration_since(self.usage.measured()) >= FRESH || self.usage.is_empty()
