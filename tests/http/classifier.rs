@@ -8,8 +8,8 @@ use std::{
 use pointsman::{
     http::HttpConfig,
     plugins::request_classifier::{
-        ClassifyEvent, ClassifyFuture, ClassifyRequest, RequestClassifier, RequestClassifierFactory,
-        WorkerWithDpRank, async_trait,
+        ClassifyEvent, ClassifyFuture, ClassifyRequest, RequestClassifier, RequestClassifierFactory, WorkerWithDpRank,
+        async_trait,
     },
     selection::{SelectionError, request::SelectRequest},
     service::{SelectionService, SelectionServiceBuilder},

@@ -193,4 +193,5 @@ impl WorkerPicker for Unresolved {
 pub fn apply(document: &PolicyDocument, config: &mut SelectionConfig) {
     config.profiles = document.profiles.clone();
     config.worker_selection = document.worker_selection.clone().map(Arc::<WorkerSelectionConfig>::new);
+    config.request_classifier = document.request_classifier.clone().map(Arc::new);
 }

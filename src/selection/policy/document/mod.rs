@@ -36,9 +36,8 @@ pub use self::{
     report::{ClassReport, ComponentReport, CompositionReport, ProfileReport, RoleReport, ShadowReport},
     router::{RouterSettings, check_combination},
     shadow::{ShadowConfig, ShadowPolicy, Share},
-    worker_selection::RequestClassifierConfig,
 };
-use super::instances::WorkerSelectionConfig;
+use super::{classifier::config::RequestClassifierConfig, instances::WorkerSelectionConfig};
 use crate::selection::queue::profile::PolicyProfiles;
 
 /// Longest document that is read, in bytes.

@@ -8,27 +8,12 @@ use super::{
     profile::identifier,
 };
 use crate::selection::policy::{
+    classifier::config::RequestClassifierConfig,
     instances::{WorkerSelectionConfig, WorkerSelectionInstance},
     parameters::WorkerSelectionPolicyParameters,
 };
 
 const ROLES: [&str; 4] = ["aggregated", "prefill", "decode", "encode"];
-
-/// The `request_classifier` section.
-#[derive(Clone, Debug, PartialEq)]
-pub struct RequestClassifierConfig {
-    /// Registered type.
-    pub classifier_type: String,
-    /// Parameters.
-    pub parameters: WorkerSelectionPolicyParameters,
-}
-
-impl RequestClassifierConfig {
-    /// Registered type.
-    pub fn classifier_type(&self) -> &str {
-        &self.classifier_type
-    }
-}
 
 /// Reads `worker_selection`; `file` is what locations begin with.
 pub(super) fn read(section: &Cursor<'_>, file: &str) -> Result<WorkerSelectionConfig, DocumentError> {
@@ -98,7 +83,7 @@ pub(super) fn read_classifier(section: &Cursor<'_>) -> Result<RequestClassifierC
     }
     Ok(RequestClassifierConfig {
         classifier_type: classifier_type.text()?.to_owned(),
-        parameters: parameters(fields.get("parameters"), "request_classifier")?,
+        parameters: parameters(fields.get("parameters"), "request_classifier")?.into(),
     })
 }
 
