@@ -20,7 +20,7 @@ pub enum ClassifyOutcome {
     Invalid,
     /// It did not answer in time.
     TimedOut,
-    /// The request's deadline, or the due time it was given, passed.
+    /// The request's deadline passed while it waited.
     Deadline,
     /// The request ended meanwhile.
     Ended,

@@ -175,16 +175,16 @@ fn a_new_program_goes_where_there_is_room_or_waits() {
 #[test]
 fn full_workers_pause_programs_down_to_the_target() {
     let mut bed = Bed::new(1, |_| {});
-    let (a, b, c) = (bed.runs("a", 400, 1), bed.runs("b", 300, 1), bed.runs("c", 200, 1));
+    let (a, b, c) = (bed.runs("a", 400, 1), bed.runs("b", 300, 1), bed.runs("c", 100, 1));
     a.progress.update_context_tokens(600);
-    // 1,100 of 1,000: the largest goes, 500 remain.
+    // 1,000 of 1,000: the largest goes, 400 remain.
     bed.reconcile();
     bed.ends(&a);
-    let a = bed.turn("a", 620, |_| {});
-    bed.reconcile();
-    assert_eq!(bed.goes(&a), None, "500 and 620 are more than 850");
     bed.ends(&c);
     bed.pass(10);
+    let a = bed.turn("a", 620, |_| {});
+    bed.reconcile();
+    assert_eq!(bed.goes(&a), None, "300 and 620 are below the threshold, and not far enough for what was paused");
     let again = bed.turn("b", 310, |_| {});
     assert_eq!(again.target(), Some(at(1)), "b was not paused");
     bed.ends(&again);
@@ -200,13 +200,16 @@ fn acting_programs_are_paused_first() {
     bed.ends(&b);
     a.progress.update_context_tokens(580);
     bed.reconcile();
+    let again = bed.turn("a", 580, |_| {});
+    assert_eq!(again.target(), Some(at(1)), "the larger one was not paused");
     let b = bed.turn("b", 410, |_| {});
-    assert_eq!(bed.goes(&b), None, "it was paused");
+    assert_eq!(bed.goes(&b), None, "the acting one was");
+    bed.ends(&again);
     bed.ends(&a);
     bed.pass(10);
     bed.turn("a", 600, |_| {}).ticket();
     bed.reconcile();
-    assert_eq!(bed.goes(&b), Some(Some(at(1))));
+    assert_eq!(bed.goes(&b), Some(Some(at(1))), "b is ahead");
 }
 
 #[test]
