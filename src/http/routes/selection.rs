@@ -86,7 +86,8 @@ pub(in crate::http) async fn select(
         (status = 409, description = "The id is booked or being booked", body = ErrorBody),
         (status = 422, description = "JSON of another shape", body = ErrorBody),
         (status = 429, description = "Overloaded, queue full, or deadline passed", body = ErrorBody),
-        (status = 503, description = "Nobody can take the request", body = ErrorBody),
+        (status = 500, description = "The policy or the request classifier failed", body = ErrorBody),
+        (status = 503, description = "Nobody can take the request, or its classifier did not answer", body = ErrorBody),
     ),
 )]
 pub(in crate::http) async fn select_and_reserve(
