@@ -76,6 +76,7 @@ pub(super) struct WorkerRecordSchema {
         catalog::status,
         catalog::apply,
         inspection::loads,
+        inspection::queue,
         inspection::potential_loads,
         inspection::overlap_scores,
         inspection::dump,

@@ -4,7 +4,7 @@
 use axum::http::Method;
 
 /// Method and path template of every operation, those of the hot path first.
-pub(super) const OPERATIONS: [(&str, &str); 40] = [
+pub(super) const OPERATIONS: [(&str, &str); 41] = [
     ("POST", "/select_and_reserve"),
     ("POST", "/reservations/{selection_id}/prefill_complete"),
     ("DELETE", "/reservations/{selection_id}"),
@@ -21,6 +21,7 @@ pub(super) const OPERATIONS: [(&str, &str); 40] = [
     ("PATCH", "/workers/{worker_id}"),
     ("DELETE", "/workers/{worker_id}"),
     ("GET", "/loads"),
+    ("GET", "/queue"),
     ("POST", "/potential_loads"),
     ("POST", "/overlap_scores"),
     ("GET", "/dump"),

@@ -10,7 +10,7 @@ pub use tracking::{TrackingAlgorithm, TrackingHash, TrackingOptions};
 use super::{
     policy::classifier::config::RequestClassifierConfig,
     policy::instances::{WorkerSelectionConfig, WorkerSelectionOverrides},
-    queue::profile::PolicyProfiles,
+    queue::{QueueLimits, profile::PolicyProfiles},
     request::RouterConfigOverride,
 };
 
@@ -112,6 +112,10 @@ pub struct SelectionConfig {
     pub worker_selection_overrides: WorkerSelectionOverrides,
     /// The `request_classifier` section of the policy document.
     pub request_classifier: Option<Arc<RequestClassifierConfig>>,
+    /// Most that waits in one partition.
+    pub queue_limits: QueueLimits,
+    /// Wait after which a request's cached blocks are looked up again; `None` = never.
+    pub overlap_refresh_after: Option<Duration>,
     pub prefill_busy_threshold: Option<f64>,
     pub decode_busy_threshold: Option<f64>,
     pub active_request_expiry: Option<Duration>,
@@ -123,6 +127,9 @@ pub struct SelectionConfig {
     /// Seed of tie breaks and random hashes; random when absent.
     pub seed: Option<u64>,
 }
+
+/// Wait after which a request's cached blocks are looked up again, unless set otherwise.
+const DEFAULT_OVERLAP_REFRESH_AFTER: Duration = Duration::from_secs(10);
 
 impl Default for SelectionConfig {
     fn default() -> Self {
@@ -147,6 +154,8 @@ impl Default for SelectionConfig {
             worker_selection: None,
             worker_selection_overrides: WorkerSelectionOverrides::default(),
             request_classifier: None,
+            queue_limits: QueueLimits::default(),
+            overlap_refresh_after: Some(DEFAULT_OVERLAP_REFRESH_AFTER),
             prefill_busy_threshold: None,
             decode_busy_threshold: None,
             active_request_expiry: Some(Duration::from_secs(300)),
@@ -275,6 +284,16 @@ pub fn parse_bool(text: &str) -> Option<bool> {
 pub fn seconds(field: &str, secs: f64) -> Result<Duration, ConfigError> {
     check(secs >= 0.0, || format!("{field} must be greater than or equal to 0"))?;
     Ok(Duration::try_from_secs_f64(secs).unwrap_or(Duration::MAX))
+}
+
+/// Wait before cached blocks are looked up again, from its environment text: seconds, where zero, less, or what is no
+/// span of time means never, and what is no number means the default of 10.
+///
+/// # Errors
+/// What is no number; the default counts.
+pub fn overlap_refresh_after(text: &str) -> Result<Option<Duration>, Duration> {
+    let secs: f64 = text.parse().map_err(|_| DEFAULT_OVERLAP_REFRESH_AFTER)?;
+    Ok(Duration::try_from_secs_f64(secs).ok().filter(|span| !span.is_zero()))
 }
 
 /// Age of stale bookings from its environment text: whole seconds above 0, else the default of 300.

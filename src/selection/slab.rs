@@ -64,6 +64,15 @@ impl<T> Slab<T> {
         Some(value)
     }
 
+    /// Keys in use, in order.
+    pub(in crate::selection) fn keys(&self) -> impl Iterator<Item = u32> + '_ {
+        self.values.iter().enumerate().filter_map(|(key, value)| value.as_ref().map(|_| key as u32))
+    }
+
+    pub(in crate::selection) fn values(&self) -> impl Iterator<Item = &T> {
+        self.values.iter().flatten()
+    }
+
     pub(in crate::selection) fn get(&self, key: u32) -> Option<&T> {
         self.values.get(key as usize)?.as_ref()
     }

@@ -3,6 +3,8 @@
 //! Label values are names that clients choose (models, groups, owners), so their number has a limit; what is beyond it
 //! is summed under [`OTHERS`].
 
+mod queue;
+
 use std::{
     collections::BTreeMap,
     fmt,
@@ -63,6 +65,11 @@ impl<const N: usize> Family<N> {
         *self.values.entry(labels.map(str::to_owned)).or_default() += value;
     }
 
+    fn max(&mut self, labels: [&str; N], value: f64) {
+        let known = self.values.entry(labels.map(str::to_owned)).or_default();
+        *known = known.max(value);
+    }
+
     pub(super) fn encode(self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let mut metric = encoder.encode_descriptor(self.name, self.help, None, self.kind)?;
         for (values, number) in self.values {
@@ -92,7 +99,8 @@ impl Collector for ServiceCollector {
         catalog(&shared, &mut encoder)?;
         index(&shared, &mut encoder)?;
         load(&shared, &mut encoder)?;
-        super::classifier::encode(&shared, &mut encoder)
+        super::classifier::encode(&shared, &mut encoder)?;
+        queue::encode(&shared, &mut encoder)
     }
 }
 

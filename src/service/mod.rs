@@ -193,6 +193,11 @@ impl SelectionService {
         self.shared.readiness.begin_shutdown();
     }
 
+    /// Answers requests that wait in a queue, and those that would, with 503: there is no time left to wait.
+    pub fn close_queues(&self) {
+        self.shared.core.close_queues();
+    }
+
     /// Refuses new selections, ends all background tasks, and waits for the listeners.
     pub async fn stop(&self) {
         self.begin_shutdown();

@@ -11,6 +11,7 @@ use crate::{
         SelectionError,
         catalog::{CatalogDelta, CatalogError, CatalogReport, CatalogSnapshot, CatalogStatus},
         core::PartitionFilter,
+        queue::report::PartitionQueue,
         request::{
             LoadQuery, OverlapScores, PartitionLoads, RankLoadRow, ReservationRequest, ReservationResponse,
             SelectRequest, SelectResponse,
@@ -152,6 +153,14 @@ impl SelectionService {
     }
 
     // -- inspection ----------------------------------------------------------------------------------------------
+
+    /// Requests that wait, by partition and policy class.
+    ///
+    /// # Errors
+    /// 500 only.
+    pub fn queues(&self, filter: &PartitionFilter) -> Result<Vec<PartitionQueue>, SelectionError> {
+        self.shared.contain("queues", || self.shared.core.queues(filter))
+    }
 
     /// Load of every rank.
     ///

@@ -25,8 +25,8 @@ struct Stage {
     started: BTreeMap<String, (TcpStream, String)>,
 }
 
-/// Plays one document.
-pub fn play(document: &Value) -> Result<(), String> {
+/// Plays one document, but for the steps `left_out`.
+pub fn play(document: &Value, left_out: &[usize]) -> Result<(), String> {
     let dir = tempfile::tempdir().unwrap();
     let spec = &document["server"];
     let text = |v: &Value| v.as_str().map_or_else(|| v.to_string(), str::to_owned);
@@ -49,7 +49,9 @@ pub fn play(document: &Value) -> Result<(), String> {
     };
     let mut failures = Vec::new();
     for (index, step) in document["steps"].as_array().unwrap().iter().enumerate() {
-        if let Err(problem) = stage.step(step) {
+        if !left_out.contains(&index)
+            && let Err(problem) = stage.step(step)
+        {
             failures.push(format!("step {index} {}: {problem}", step["path"].as_str().unwrap_or("")));
         }
     }

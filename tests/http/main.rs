@@ -8,6 +8,7 @@ mod connections;
 mod envelope;
 mod indexer;
 mod probes;
+mod queueing;
 mod recovery;
 mod reservations;
 mod server;

@@ -6,7 +6,10 @@ use clap::Args;
 
 use super::tracking::Algorithm;
 use crate::{
-    selection::config::{ApproximateCachePolicy, QueuePolicy, SessionAffinityMode},
+    selection::{
+        config::{ApproximateCachePolicy, QueuePolicy, SessionAffinityMode},
+        queue::limits::{DEFAULT_MAX_REQUESTS, DEFAULT_MAX_TOKENS},
+    },
     telemetry::readiness::ReadyRequirements,
 };
 
@@ -73,7 +76,7 @@ pub(super) struct WorkersArgs {
     pub catalog_name: String,
 }
 
-#[derive(Clone, Debug, Default, Args)]
+#[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Routing (each also by its DYN_* name, which the flag overrides)")]
 pub(super) struct RoutingArgs {
     /// Learn caches from KV events (the default)
@@ -135,6 +138,12 @@ pub(super) struct RoutingArgs {
     /// Order of waiting requests, fcfs, lcfs or wspt [DYN_ROUTER_QUEUE_POLICY, default: fcfs]
     #[arg(long, value_name = "POLICY", value_parser = parse_queue_policy)]
     pub router_queue_policy: Option<QueuePolicy>,
+    /// Requests that may wait in one partition; more are answered 429
+    #[arg(long, env = "POINTSMAN_QUEUE_MAX_REQUESTS", value_name = "N", default_value_t = DEFAULT_MAX_REQUESTS)]
+    pub queue_max_requests: u64,
+    /// Prompt tokens that may wait in one partition; the request that crosses it still waits, more are answered 429
+    #[arg(long, env = "POINTSMAN_QUEUE_MAX_TOKENS", value_name = "N", default_value_t = DEFAULT_MAX_TOKENS)]
+    pub queue_max_tokens: u64,
 }
 
 #[derive(Clone, Debug, Args)]

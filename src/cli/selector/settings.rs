@@ -7,7 +7,10 @@ use super::{
     flags::{SelectorArgs, parse_cache_policy, parse_queue_policy},
     tracking::{self, Algorithm},
 };
-use crate::{cli::environment::Environment, selection::SelectionConfig};
+use crate::{
+    cli::environment::Environment,
+    selection::{SelectionConfig, config::overlap_refresh_after, queue::QueueLimits},
+};
 
 /// What the reference takes a stale booking's age to be when the variable is no positive integer.
 const DEFAULT_EXPIRY_SECS: u64 = 300;
@@ -82,6 +85,21 @@ fn apply_environment(
     set(&mut config.approximate_cache_policy, env.word("DYN_ROUTER_APPROXIMATE_CACHE_POLICY", parse_cache_policy)?);
     set(&mut config.queue_policy, env.word("DYN_ROUTER_QUEUE_POLICY", parse_queue_policy)?);
     config.queue_threshold = env.number("DYN_ROUTER_QUEUE_THRESHOLD");
+    if config.queue_threshold.is_none()
+        && let Some(text) = env.trimmed("DYN_ROUTER_QUEUE_THRESHOLD").filter(|text| text != "None")
+    {
+        // The reference starts without a word; nobody should learn of it under load. `None` is how people unset it.
+        warnings.push(format!("DYN_ROUTER_QUEUE_THRESHOLD={text:?} is no number: QUEUEING IS OFF, nothing ever waits"));
+    }
+    if let Some(text) = env.text("DYN_ROUTER_OVERLAP_REFRESH_AFTER_SECS") {
+        config.overlap_refresh_after = overlap_refresh_after(&text).unwrap_or_else(|default| {
+            warnings.push(format!(
+                "DYN_ROUTER_OVERLAP_REFRESH_AFTER_SECS={text:?} is no number of seconds; using {}",
+                default.as_secs()
+            ));
+            Some(default)
+        });
+    }
     config.prefill_busy_threshold = env.number("DYN_ROUTER_CONDITIONAL_DISAGG_PREFILL_BUSY_THRESHOLD");
     config.decode_busy_threshold = env.number("DYN_ROUTER_CONDITIONAL_DISAGG_DECODE_BUSY_THRESHOLD");
     if let Some(seconds) = env.number("DYN_ROUTER_TTL_SECS") {
@@ -129,6 +147,7 @@ fn apply_flags(config: &mut SelectionConfig, args: &SelectorArgs) -> Result<(), 
         config.queue_policy = policy;
     }
     config.queue_threshold = routing.router_queue_threshold.or(config.queue_threshold);
+    config.queue_limits = QueueLimits { requests: routing.queue_max_requests, tokens: routing.queue_max_tokens };
     if let Some(seconds) = routing.router_ttl_secs {
         config.ttl = lifetime("router_ttl_secs", seconds)?;
     }

@@ -102,7 +102,36 @@ fn what_does_not_parse_keeps_the_default() {
     )
     .unwrap();
     assert_eq!(format!("{:?}", merged.selection), format!("{:?}", SelectionConfig::default()));
-    assert_eq!(merged.warnings.len(), 3, "two deprecations and the expiry: {:?}", merged.warnings);
+    assert_eq!(merged.warnings.len(), 4, "two deprecations, the threshold and the expiry: {:?}", merged.warnings);
+}
+
+#[test]
+fn a_threshold_that_is_no_number_is_said_aloud() {
+    for (text, aloud) in [("abc", true), (" 1", true), ("None", false), ("", false), ("0.5", false), ("inf", false)] {
+        let warnings = settings(&[], &[("DYN_ROUTER_QUEUE_THRESHOLD", text)]).unwrap().warnings;
+        assert_eq!(warnings.iter().any(|line| line.contains("QUEUEING IS OFF")), aloud, "{text:?}: {warnings:?}");
+    }
+}
+
+#[test]
+fn the_age_of_a_refresh_is_read_as_the_reference_reads_it() {
+    let after = |text: &str| {
+        let merged = settings(&[], &[("DYN_ROUTER_OVERLAP_REFRESH_AFTER_SECS", text)]).unwrap();
+        (merged.selection.overlap_refresh_after, merged.warnings.len())
+    };
+    assert_eq!(after("2.5"), (Some(Duration::from_millis(2500)), 0));
+    for off in ["0", "-1", "inf", "NaN", "1e300"] {
+        assert_eq!(after(off), (None, 0), "{off}");
+    }
+    assert_eq!(after("soon"), (Some(Duration::from_secs(10)), 1));
+}
+
+#[test]
+fn limits_of_the_queue_are_flags() {
+    let limits = |flags: &[&str]| config(flags, &[]).queue_limits;
+    assert_eq!((limits(&[]).requests, limits(&[]).tokens), (10_000, 134_217_728));
+    let given = limits(&["--queue-max-requests", "5", "--queue-max-tokens", "600"]);
+    assert_eq!((given.requests, given.tokens), (5, 600));
 }
 
 #[test]

@@ -19,6 +19,7 @@ use crate::{
     },
     selection::{
         ingest::Trust,
+        queue::report::PartitionQueue,
         request::{OverlapRow, OverlapScores, PartitionLoads, RankLoadRow, SharedCacheReport},
     },
 };
@@ -38,6 +39,25 @@ pub(in crate::http) async fn loads(
 ) -> Result<Response, ApiError> {
     let filter = query(filter)?.into();
     app.blocking(move |service| service.loads(&filter).map(|loads| reply::json(StatusCode::OK, &loads)))
+        .await?
+        .map_err(ApiError::from)
+}
+
+/// Requests that wait, by partition and policy class: how many, how long, and what limits them.
+#[utoipa::path(
+    get, path = "/queue", tag = "inspection",
+    params(FilterQuery),
+    responses(
+        (status = 200, description = "Partitions, sorted by model and group", body = Vec<PartitionQueue>),
+        (status = 400, description = "A parameter is repeated", body = ErrorBody),
+    ),
+)]
+pub(in crate::http) async fn queue(
+    State(app): State<App>,
+    filter: QueryResult<FilterQuery>,
+) -> Result<Response, ApiError> {
+    let filter = query(filter)?.into();
+    app.blocking(move |service| service.queues(&filter).map(|queues| reply::json(StatusCode::OK, &queues)))
         .await?
         .map_err(ApiError::from)
 }

@@ -134,6 +134,7 @@ pub(super) fn router(app: App, config: &HttpConfig) -> Router {
         .route("/reservations/{selection_id}/prefill_complete", post(reservations::prefill_complete))
         .route("/reservations/{selection_id}/output_block", post(reservations::output_block))
         .route("/loads", get(inspection::loads))
+        .route("/queue", get(inspection::queue))
         .route("/potential_loads", post(inspection::potential_loads))
         .route("/overlap_scores", post(inspection::overlap_scores))
         .route("/dump", get(inspection::dump))

@@ -151,6 +151,7 @@ async fn run(api: Api, config: HttpConfig, listener: TcpListener, shutdown: Canc
         } => {}
     }
     drop(listener);
+    service.close_queues();
     let drained = connections.drain(config.drain_timeout).await;
     service.stop().await;
     drained

@@ -7,6 +7,7 @@
 //! | `snapshots` | owners and their desired records |
 //! | `takeover` | a peer's catalog |
 //! | `classifiers` | request classifiers |
+//! | `queueing` | policy classes, and what waits |
 //! | `upkeep` | periodic work |
 //! | `requests` | selections, reservations, lifecycle, inspection |
 //! | `recovery` | dumps and snapshots of indexes |
@@ -18,6 +19,7 @@
 mod bookings;
 pub(in crate::selection) mod classifiers;
 mod instances;
+mod queueing;
 mod reconcile;
 mod recovery;
 mod replicas;
@@ -41,7 +43,7 @@ use std::{
 use hashbrown::{Equivalent, HashMap};
 use parking_lot::{Mutex, RwLock};
 
-use self::upkeep::Upkeep;
+use self::{queueing::Profiles, upkeep::Upkeep};
 
 pub use self::{
     bookings::{BookingEnd, BookingIndex, EndedBookings},
@@ -72,6 +74,8 @@ pub struct SelectionCore {
     policies: Arc<PolicyFactory>,
     /// What sees requests before they queue; most cores have none.
     classifiers: OnceLock<classifiers::Classifiers>,
+    /// In force; changed under the catalog's lock.
+    profiles: RwLock<Profiles>,
     instance_id: String,
     /// Held from start to end of a snapshot; the catalog's lock is held in slices.
     applying: Mutex<()>,
@@ -87,6 +91,7 @@ pub struct SelectionCore {
     /// Schedulable workers anywhere.
     schedulable: AtomicU64,
     shutting_down: AtomicBool,
+    queues_closed: AtomicBool,
     /// Selection id to booking, over all partitions.
     bookings: Arc<BookingIndex>,
     /// Decided, not yet booked.
@@ -154,6 +159,7 @@ impl SelectionCore {
             sources,
             policies,
             classifiers: OnceLock::new(),
+            profiles: RwLock::new(Profiles::new(&config)),
             instance_id: uuid::Uuid::new_v4().to_string(),
             applying: Mutex::default(),
             catalog: Mutex::default(),
@@ -163,6 +169,7 @@ impl SelectionCore {
             partitions: RwLock::default(),
             schedulable: AtomicU64::new(0),
             shutting_down: AtomicBool::new(false),
+            queues_closed: AtomicBool::new(false),
             bookings: Arc::default(),
             replication: ReplicationCell::default(),
             pending: PendingSelections::new(&config),
@@ -195,10 +202,11 @@ impl SelectionCore {
         &self.config
     }
 
-    /// New selections and bookings are refused from now on; lifecycle calls still work.
+    /// New selections and bookings are refused from now on, those that wait at once; lifecycle calls still work.
     pub fn begin_shutdown(&self) {
         self.shutting_down.store(true, Ordering::Relaxed);
         self.close_classifiers();
+        self.close_queues();
     }
 
     /// The partition, once selections may go to it: checks 1 and 2 of spec http 5.2.
@@ -242,6 +250,7 @@ impl SelectionCore {
             policies: &self.policies,
             panics: &self.panics,
             replication: &self.replication,
+            profile: self.profile_of(&key.model_name),
         };
         let partition = Partition::new(key.clone(), block_size, parts, self.clock.now(), recovered);
         let partition = Arc::new(partition);

@@ -53,7 +53,8 @@ impl SelectionCore {
             None => (None, None),
         };
         let mut counted = previous.as_ref().is_some_and(|record| record.is_schedulable());
-        let placed = match request.plan(state, &self.config) {
+        let queueing = self.profile_of(&request.model_name).queues();
+        let placed = match request.plan(state, &self.config, queueing) {
             Ok(plan) => self.place(catalog, &mut attached, &mut counted, &request, &plan),
             Err(reasons) => {
                 self.detach(catalog, worker_id, &mut attached, &mut counted);

@@ -56,7 +56,7 @@ fn take_turn(due: &mut Moment, period: Duration, now: Moment) -> bool {
 }
 
 impl SelectionCore {
-    /// Periodic work: expiry of bookings, sessions and approximate blocks, index sweeps, owned workers that others
+    /// Periodic work: expiry of bookings, waiting requests, sessions and approximate blocks, index sweeps, owned workers that others
     /// changed, incomplete and drained workers. Call it about every 100 ms; each part keeps its own period. A call
     /// while another runs does nothing.
     pub fn tick(&self) {
@@ -102,7 +102,10 @@ impl SelectionCore {
         partition.sessions.wake_overdue(now);
         partition.classifier.tick(now);
         let (lost, expired) = partition
-            .with_state(|state| (state.take_lost(), if expire { state.load.expire(now) } else { Vec::new() }))
+            .with_state(|state| {
+                state.queue.tick(&mut state.load, now);
+                (state.take_lost(), if expire { state.load.expire(now) } else { Vec::new() })
+            })
             .unwrap_or_default();
         self.bookings.ended(&lost, BookingEnd::Rebuilt, now);
         self.bookings.ended(&expired, BookingEnd::Expired, now);

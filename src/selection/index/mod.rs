@@ -119,6 +119,22 @@ impl LaneSet {
         }
     }
 
+    /// Whether one of the lanes is wanted; looks no further than that.
+    pub fn any(&self, mut wanted: impl FnMut(Lane) -> bool) -> bool {
+        match self {
+            Self::List(lanes) => lanes.iter().any(|&lane| wanted(Lane(lane))),
+            Self::Bits(words) => words.iter().enumerate().any(|(k, &word)| {
+                let mut left = word;
+                std::iter::from_fn(|| {
+                    let bit = (left != 0).then(|| left.trailing_zeros())?;
+                    left &= left - 1;
+                    Some(Lane((k * 64) as u16 + bit as u16))
+                })
+                .any(&mut wanted)
+            }),
+        }
+    }
+
     /// Number of lanes.
     pub fn len(&self) -> usize {
         match self {

@@ -1,11 +1,12 @@
 //! Load of one partition: what every rank is doing, and the order of ranks by it.
 //!
 //! Owns the slots (dense ids of ranks that can be selected), the live bookings, the forest of active prompt prefixes
-//! (runs of blocks, shared between bookings), prefill tokens with their optional decay, output blocks, and the ordered
-//! structures that make a pick sub-linear. Pure: no lock, no clock. Sums are exact in 128 bits and read saturated, so
+//! (runs of blocks, shared between bookings), prefill tokens with their optional decay, output blocks, which ranks are
+//! busy, and the ordered structures that make a pick sub-linear. Pure: no lock, no clock. Sums are exact in 128 bits and read saturated, so
 //! whatever was booked, load returns exactly to zero, and so does memory.
 
 mod bookings;
+mod busy;
 mod forest;
 mod order;
 mod owners;
@@ -24,8 +25,9 @@ use std::{
     time::Duration,
 };
 
-pub use self::tracker::LoadTracker;
+pub use self::{busy::BusyThreshold, tracker::LoadTracker};
 pub(in crate::selection) use self::{
+    busy::{Touched, TouchedRank},
     forest::Passed,
     order::OrderSpec,
     ranks::Row,

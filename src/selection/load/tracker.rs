@@ -11,6 +11,7 @@ use hashbrown::HashMap;
 use super::{
     BookingId, LoadConfig, NewBooking, RankLoad, Slot, WorkerFacts,
     bookings::Booking,
+    busy::{BusyBoards, BusyThreshold, Touched},
     forest::{Change, Forest, Passed},
     order::{Order, OrderSpec},
     owners::Owners,
@@ -37,6 +38,7 @@ pub struct LoadTracker {
     /// Slots in no order because their prefill tokens decay.
     decaying: BTreeSet<Slot>,
     orders: Vec<Order>,
+    busy: BusyBoards,
     slots: BTreeMap<WorkerWithDpRank, Slot>,
     bookings: Slab<Booking>,
     ids: HashMap<BookingId, u32>,
@@ -61,6 +63,7 @@ impl LoadTracker {
             taints: TaintSets::default(),
             decaying: BTreeSet::new(),
             orders: Vec::new(),
+            busy: BusyBoards::default(),
             slots: BTreeMap::new(),
             bookings: Slab::new(),
             ids: HashMap::new(),
@@ -124,6 +127,9 @@ impl LoadTracker {
         *row = Row { worker_id, taints, takes_bookings, ..*row };
         self.membership += 1;
         self.note_change(slot);
+        if !self.busy.is_empty() {
+            self.busy.set_capacity(slot, rank, self.ranks[slot].facts.max_num_batched_tokens);
+        }
         self.reorder(slot);
         slot
     }
@@ -139,6 +145,9 @@ impl LoadTracker {
         self.ranks.remove(slot);
         self.decaying.remove(&slot);
         self.orders.iter_mut().for_each(|order| order.take(slot));
+        if !self.busy.is_empty() {
+            self.busy.remove(slot, rank);
+        }
         self.taints.leave(self.rows[slot as usize].taints);
         self.draining -= usize::from(!self.rows[slot as usize].takes_bookings);
         self.rows[slot as usize] = Row::default();
@@ -485,6 +494,44 @@ impl LoadTracker {
                 order.take(slot);
             }
         }
+        if !self.busy.is_empty() {
+            self.busy.update(slot, self.ranks[slot].id, row.takes_bookings, row.load.prefill_tokens);
+        }
+    }
+
+    /// Keeps up which ranks are busy by each of the thresholds from now on, in place of those before.
+    pub(in crate::selection) fn watch_busy(&mut self, thresholds: &[BusyThreshold]) {
+        self.busy.reset(thresholds);
+        if self.busy.is_empty() {
+            return;
+        }
+        for (&rank, &slot) in &self.slots {
+            let row = &self.rows[slot as usize];
+            self.busy.set_capacity(slot, rank, self.ranks[slot].facts.max_num_batched_tokens);
+            self.busy.update(slot, rank, row.takes_bookings, row.load.prefill_tokens);
+        }
+    }
+
+    /// Looks again at ranks whose prefill tokens decay by themselves.
+    pub(in crate::selection) fn refresh_busy(&mut self, now: Moment) {
+        if self.busy.is_empty() {
+            return;
+        }
+        for &slot in &self.decaying {
+            let rank = &self.ranks[slot];
+            let tokens = rank.prefills.tokens(&self.bookings, now);
+            self.busy.update(slot, rank.id, self.rows[slot as usize].takes_bookings, tokens);
+        }
+    }
+
+    /// Which ranks are busy.
+    pub(in crate::selection) fn busy(&self) -> &BusyBoards {
+        &self.busy
+    }
+
+    /// Ranks that became free, came, left or changed since the last call.
+    pub(in crate::selection) fn take_touched(&mut self) -> Touched {
+        self.busy.take_touched()
     }
 
     #[cfg(test)]

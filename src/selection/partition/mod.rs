@@ -8,6 +8,7 @@
 mod index;
 mod membership;
 mod state;
+mod turn;
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -33,7 +34,7 @@ use super::{
     index::PrefixIndex,
     ingest::Trust,
     moment::Moment,
-    queue::Admission,
+    queue::{AdmissionQueue, profile::PolicyProfile, report::PartitionQueue},
     replication::{BookingChange, BookingEvent, BookingFacts, LoadDigests, ReplicationCell, RouterId},
     sessions::SessionTable,
     worker::WorkerRole,
@@ -56,8 +57,6 @@ pub struct Partition {
     pub classifier: ClassifierSlot,
     /// Workers that joined or left.
     membership: AtomicU64,
-    /// What non-advisory selections pass before their pick.
-    pub admission: Admission,
     /// Set by the first worker; absent in a recovered partition that nobody joined yet.
     traits: OnceLock<PartitionTraits>,
     schedulable: AtomicU64,
@@ -90,6 +89,8 @@ pub(super) struct PartitionParts<'a> {
     /// Counts the panics of all.
     pub(super) panics: &'a Arc<AtomicU64>,
     pub(super) replication: &'a ReplicationCell,
+    /// Policy classes of its model.
+    pub(super) profile: Arc<PolicyProfile>,
 }
 
 impl fmt::Debug for Partition {
@@ -111,9 +112,10 @@ impl Partition {
         now: Moment,
         recovered: Option<PrefixIndex>,
     ) -> Self {
-        let PartitionParts { config, policies, panics, replication } = parts;
+        let PartitionParts { config, policies, panics, replication, profile } = parts;
         let health = Arc::new(Health::new(Arc::clone(panics)));
         let scope = PolicyScope { key: key.clone(), block_size, role: WorkerRole::default() };
+        let queue = AdmissionQueue::new(profile, config.queue_limits);
         Self {
             block_size,
             strangers: AtomicBool::new(recovered.is_some()),
@@ -123,12 +125,11 @@ impl Partition {
             replication: Arc::clone(replication),
             classifier: ClassifierSlot::default(),
             membership: AtomicU64::new(0),
-            admission: Admission::default(),
             traits: OnceLock::new(),
             schedulable: AtomicU64::new(0),
             indexed_only: Mutex::default(),
             trust: Mutex::default(),
-            state: Mutex::new(PartitionState::new(scope, config, Arc::clone(policies), Arc::clone(&health))),
+            state: Mutex::new(PartitionState::new(scope, config, Arc::clone(policies), Arc::clone(&health), queue)),
             health,
             key,
         }
@@ -164,16 +165,37 @@ impl Partition {
         self.health.is_failing()
     }
 
-    /// Runs `f` on the state, in mutual exclusion.
+    /// Runs `f` on the state, in mutual exclusion. Waiting requests that can go after it are let go.
     ///
     /// # Errors
     /// `Internal` when `f` panics. The state is rebuilt from the registered workers then; live bookings are lost.
     pub fn with_state<R>(&self, f: impl FnOnce(&mut PartitionState) -> R) -> Result<R, SelectionError> {
         let mut state = self.state.lock();
-        state.contain(&self.index, f).ok_or_else(|| {
+        let result = state.contain(&self.index, f);
+        if !state.queue.is_quiet() {
+            self.go_on(state);
+        }
+        result.ok_or_else(|| {
             tracing::error!(partition = %self.key, "partition panicked; its state was rebuilt, its bookings are lost");
             SelectionError::Internal(format!("partition {} failed and was rebuilt", self.key))
         })
+    }
+
+    /// Replaces the policy classes; requests that wait stay.
+    pub(super) fn set_profile(&self, profile: Arc<PolicyProfile>) {
+        let _contained = self.with_state(|state| state.queue.set_profile(profile, &mut state.load));
+    }
+
+    /// Requests and prompt tokens that wait.
+    pub fn waiting(&self) -> (u64, u64) {
+        self.with_state(|state| state.queue.totals()).unwrap_or_default()
+    }
+
+    /// What waits.
+    pub(super) fn queue_report(&self, now: Moment) -> Option<PartitionQueue> {
+        let workers = self.schedulable_workers();
+        let names = || (Arc::clone(&self.key.model_name), Arc::clone(&self.key.routing_group));
+        self.with_state(|state| state.queue.report(names(), &state.load, workers, now)).ok()
     }
 
     /// After a panic in a pick: finds out whether selection works again.

@@ -18,6 +18,7 @@ use crate::selection::{
     load::{BookingId, LoadConfig, LoadTracker, WorkerFacts},
     moment::Moment,
     policy::{PickRequest, Picked, SelectionPolicy, context::RequestFacts},
+    queue::AdmissionQueue,
     request::RoutingConstraints,
     worker::WorkerRole,
 };
@@ -86,6 +87,8 @@ pub struct PartitionState {
     pub rng: fastrand::Rng,
     /// Registered workers by id, draining ones included. Their ranks are exactly those of `load`.
     pub workers: HashMap<u64, Arc<WorkerFacts>>,
+    /// Requests that wait for a rank.
+    pub queue: AdmissionQueue,
     policy: Box<dyn SelectionPolicy>,
     policies: Arc<PolicyFactory>,
     scope: PolicyScope,
@@ -104,9 +107,13 @@ impl PartitionState {
         config: &Arc<SelectionConfig>,
         policies: Arc<PolicyFactory>,
         health: Arc<Health>,
+        mut queue: AdmissionQueue,
     ) -> Self {
+        let mut load = new_tracker(&scope, config);
+        queue.attach(&mut load);
         Self {
-            load: new_tracker(&scope, config),
+            load,
+            queue,
             rng: config.seed.map_or_else(fastrand::Rng::new, fastrand::Rng::with_seed),
             workers: HashMap::new(),
             policy: policies(config, &scope),
@@ -168,6 +175,14 @@ impl PartitionState {
         }
     }
 
+    /// Lets the next waiting request go. A panic in the queue costs those that wait an error, nobody else anything.
+    pub(super) fn advance(&mut self) {
+        let (queue, load) = (&mut self.queue, &mut self.load);
+        if self.health.contain(|| queue.advance(load)).is_none() {
+            let _reset = self.health.contain(|| queue.reset(load));
+        }
+    }
+
     fn recovered(&mut self) {
         self.failed_picks = 0;
         self.health.failing.store(false, Ordering::Relaxed);
@@ -222,6 +237,7 @@ impl PartitionState {
             }
         }
         self.policy = (self.policies)(&self.config, &self.scope);
+        self.queue.attach(&mut self.load);
         for facts in self.workers.values() {
             for dp_rank in facts.ranks.clone() {
                 let rank = WorkerWithDpRank::new(facts.worker_id, dp_rank);

@@ -6,6 +6,9 @@ use std::{collections::BTreeMap, ops::Range, sync::Arc};
 use super::{MAX_DATA_PARALLEL_SIZE, WorkerRequest, WorkerRole, WorkerState};
 use crate::selection::{config::SelectionConfig, endpoint::check_zmq_endpoint, load::WorkerFacts};
 
+/// The reason of check 4.
+pub(in crate::selection) const CAPACITY_REQUIRED: &str = "max_num_batched_tokens is required while queueing is enabled";
+
 /// Event stream of one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankSource {
@@ -54,7 +57,7 @@ impl WorkerRequest {
         Ok(())
     }
 
-    /// Checks 1 to 6 of spec http 4.3.
+    /// Checks 1 to 6 of spec http 4.3; `queueing` says whether requests of the model may have to wait.
     ///
     /// # Errors
     /// All reasons that apply.
@@ -62,6 +65,7 @@ impl WorkerRequest {
         &self,
         state: WorkerState,
         config: &SelectionConfig,
+        queueing: bool,
     ) -> Result<WorkerPlan, Vec<String>> {
         let fields = &self.fields;
         let mut reasons = Vec::new();
@@ -78,8 +82,8 @@ impl WorkerRequest {
             reasons.push(reason);
             0..0
         });
-        if config.queue_threshold.is_some() && fields.max_num_batched_tokens.is_none() && !indexed_only {
-            reasons.push("max_num_batched_tokens is required while queueing is enabled".to_owned());
+        if queueing && fields.max_num_batched_tokens.is_none() && !indexed_only {
+            reasons.push(CAPACITY_REQUIRED.to_owned());
         }
         let mut missing = Vec::new();
         let sources = if config.use_kv_events { self.sources(&ranks, &mut missing) } else { BTreeMap::default() };
@@ -187,7 +191,7 @@ mod tests {
 
     fn reasons(request: serde_json::Value, config: &SelectionConfig) -> Vec<String> {
         let request: WorkerRequest = serde_json::from_value(request).unwrap();
-        match request.plan(WorkerState::Active, config) {
+        match request.plan(WorkerState::Active, config, config.queue_threshold.is_some()) {
             Ok(plan) if config.use_kv_events => request.check_endpoints(&plan.ranks()).err().into_iter().collect(),
             Ok(_) => Vec::new(),
             Err(reasons) => reasons,
@@ -278,7 +282,7 @@ mod tests {
         let mut map = base;
         map["replay_endpoints"] = json!({"1": "tcp://h:4"});
         let request: WorkerRequest = serde_json::from_value(map.clone()).unwrap();
-        let plan = request.plan(WorkerState::Active, &config).unwrap();
+        let plan = request.plan(WorkerState::Active, &config, false).unwrap();
         assert_eq!(plan.sources[&0].replay_endpoint, None);
         assert_eq!(plan.sources[&1].replay_endpoint.as_deref(), Some("tcp://h:4"));
         map["replay_endpoints"] = json!({"1": "zz"});

@@ -2,22 +2,18 @@
 
 use std::sync::Arc;
 
-use super::lookup::Scratch;
+use super::{admit::best_cached_tokens, lookup::Scratch};
 use crate::selection::{
     core::{SelectionCore, bookings::SharedLifecycle, classifiers::LifecycleOwner},
     error::SelectionError,
     identity::WorkerWithDpRank,
-    load::LoadTracker,
     moment::Moment,
     partition::{Partition, PartitionRef},
-    policy::{
-        CacheWeights,
-        classifier::{
-            Classified, ClassifierHost, Inquiry, LifecycleKey, lifecycle::RequestLifecycle, request::RequestFacts,
-        },
+    policy::classifier::{
+        Classified, ClassifierHost, Inquiry, LifecycleKey, lifecycle::RequestLifecycle, request::RequestFacts,
     },
-    queue::profile::PolicyProfile,
-    request::{SelectRequest, SessionContext, Steering},
+    queue::Placement,
+    request::{SelectRequest, SessionContext},
 };
 
 /// A booking that is being made, as a classifier sees it. Dropped before it is sent, its request was aborted.
@@ -91,7 +87,8 @@ impl SelectionCore {
         };
         let facts = self.facts(partition, request, scratch, ingress)?;
         let inquiry = Inquiry { key, facts, deadline };
-        let is_known = |class: &str| self.knows_class(&request.model_name, class);
+        let profile = self.profile_of(&request.model_name);
+        let is_known = |class: &str| profile.knows(class);
         let Classified { policy_class, scheduling_cost_tokens, due_at, target } =
             host.classify(inquiry, is_known).await?;
         let steering = &mut request.steering;
@@ -120,9 +117,11 @@ impl SelectionCore {
         ingress: Moment,
     ) -> Result<RequestFacts, SelectionError> {
         scratch.look_up(partition)?;
-        let weights = CacheWeights { host: self.config.host_cache_hit_weight, disk: self.config.disk_cache_hit_weight };
+        let weights = self.cache_weights();
         let steering = &request.steering;
-        let cached = partition.with_state(|state| cached_tokens(partition, &state.load, scratch, steering, weights))?;
+        let placement = Placement::of(steering);
+        let cached =
+            partition.with_state(|state| best_cached_tokens(partition, &state.load, scratch, &placement, weights))?;
         let isl_tokens = scratch.prompt.isl_tokens();
         let bare = |id: &String| SessionContext::new(id.clone(), None, None, None);
         Ok(RequestFacts {
@@ -135,43 +134,6 @@ impl SelectionCore {
             sequence: Some(scratch.prompt.sequence().into()),
         })
     }
-
-    fn knows_class(&self, model_name: &str, class: &str) -> bool {
-        match self.config.profiles.of(model_name) {
-            Some(profile) => profile.knows(class),
-            None => PolicyProfile::synthetic(None, self.config.queue_policy).knows(class),
-        }
-    }
-}
-
-/// The most prompt tokens that a rank the request may go to has cached.
-fn cached_tokens(
-    partition: &Partition,
-    load: &LoadTracker,
-    scratch: &Scratch,
-    steering: &Steering,
-    weights: CacheWeights,
-) -> u64 {
-    let index = partition.index.primary();
-    let may_go_to = |rank: WorkerWithDpRank| {
-        steering.pinned_worker.is_none_or(|pin| pin == rank)
-            && steering.allowed_worker_ids.as_ref().is_none_or(|allowed| allowed.contains(&rank.worker_id))
-    };
-    let mut best = 0;
-    for class in &scratch.matches.classes {
-        let tokens = weights.cached_tokens(class.blocks, partition.block_size);
-        if tokens <= best {
-            continue;
-        }
-        let mut held = false;
-        class.lanes.for_each(|lane| {
-            held = held || index.slot_of(lane).and_then(|slot| load.rank(slot)).is_some_and(may_go_to);
-        });
-        if held {
-            best = tokens;
-        }
-    }
-    best
 }
 
 fn tokens(count: u64) -> usize {

@@ -28,7 +28,7 @@ impl SelectionCore {
         let now = self.clock.now();
         let of = |partition: PartitionRef| {
             let rows = for_each_rank(&partition, |load, slot, rank| row(rank, load, slot, now));
-            let (pending_count, pending_isl_tokens) = partition.admission.waiting();
+            let (pending_count, pending_isl_tokens) = partition.waiting();
             PartitionLoads {
                 model_name: partition.key.model_name.clone(),
                 routing_group: partition.key.routing_group.clone(),

@@ -56,6 +56,11 @@ impl Scratch {
         });
         found.ok_or_else(|| SelectionError::Internal(format!("index of {} failed", partition.key)))
     }
+
+    /// Whether what was looked up still means the ranks it meant.
+    pub(super) fn is_current(&self, partition: &Partition) -> bool {
+        partition.index.primary().is_current(&self.matches)
+    }
 }
 
 impl Deref for Scratch {

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `select` | choosing a rank, with or without a booking |
 //! | `classify` | what classifiers see and set before that |
+//! | `admit` | passing the queue |
 //! | `reserve` | bookings of a named rank and of cached selections |
 //! | `booked` | a booking until it is installed, and its undoing |
 //! | `lifecycle` | what happens to a booking afterwards |
@@ -11,10 +12,11 @@
 //! | `lookup` | buffers of a request, index look-up, predicted overlay |
 //! | `answer` | answers |
 //!
-//! A request takes its partition's lock once, for pick and booking; what it claims, holds and books before it is done
+//! A request takes its partition's lock once, for pick and booking (twice when it has waited in the queue); what it claims, holds and books before it is done
 //! is undone when it fails or is dropped. Locks are never nested: partition, session table, booking index and pending
 //! cache are each taken alone.
 
+mod admit;
 mod answer;
 pub(super) mod booked;
 mod classify;

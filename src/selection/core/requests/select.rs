@@ -41,9 +41,12 @@ impl SelectionCore {
             None => None,
         };
         let mut scratch = self.prepare(&partition, &request)?;
-        let now = self.pass(&partition, &mut scratch, request.advisory, deadline).await?;
         let aim = self.aim(&request.steering, bound, true);
-        let decision = partition.with_state(|state| self.pick(&partition, state, &request, &aim, &scratch, now))??;
+        let pick = |state: &mut PartitionState, scratch: &Scratch, now: Moment| {
+            self.pick(&partition, state, &request, &aim, scratch, now)
+        };
+        let (decision, now) =
+            self.admitted(&partition, &request, &mut scratch, deadline, !request.advisory, pick).await?;
         let load = request.advisory.then(|| decision.worker_load(&self.config));
         if let Some(id) = &request.selection_id {
             let selection = PendingSelection {
@@ -94,7 +97,6 @@ impl SelectionCore {
         let hold = self.hold_session(partition, &request, deadline).await?;
         let mut scratch = self.prepare(partition, &request)?;
         let classified = self.classify(partition, tracked, &mut request, &mut scratch, deadline).await?;
-        let now = self.pass(partition, &mut scratch, false, deadline).await?;
         let mut aim = self.aim(&request.steering, hold.target(), false);
         aim.reconsider(classified);
         let track = self.tracks_prefill(request.router_config_override.as_ref());
@@ -104,8 +106,8 @@ impl SelectionCore {
             expected_output_tokens: request.steering.expected_output_tokens,
             prefill: None,
         };
-        let chosen = partition.with_state(|state| {
-            let decision = self.pick(partition, state, &request, &aim, &scratch, now)?;
+        let decide = |state: &mut PartitionState, scratch: &Scratch, now: Moment| {
+            let decision = self.pick(partition, state, &request, &aim, scratch, now)?;
             self.check_session(state, &hold, &decision)?;
             let source = hints::fetch_source(&partition.index, &scratch.matches, &state.load, decision.picked.slot);
             if track {
@@ -114,8 +116,9 @@ impl SelectionCore {
             }
             let expired = book(&admission, &mut state.load, claim.attempt(), decision.picked.slot, now)?;
             Ok(Chosen { decision, source, expired })
-        });
-        let Chosen { decision, source, expired } = chosen??;
+        };
+        let (chosen, now) = self.admitted(partition, &request, &mut scratch, deadline, true, decide).await?;
+        let Chosen { decision, source, expired } = chosen;
         let mut booked = Booked::new(partition, decision.rank, claim.attempt(), now);
         booked.follow(tracked.sent(decision.rank));
         self.bookings.ended(&expired, BookingEnd::Expired, now);
@@ -186,21 +189,6 @@ impl SelectionCore {
         Ok(scratch)
     }
 
-    /// Passes the queue and looks the prompt up; the time is that of the decision.
-    async fn pass(
-        &self,
-        partition: &PartitionRef,
-        scratch: &mut Scratch,
-        advisory: bool,
-        deadline: Option<Moment>,
-    ) -> Result<Moment, SelectionError> {
-        if !advisory {
-            partition.admission.pass(deadline, &*self.clock).await?;
-        }
-        scratch.look_up(partition)?;
-        Ok(self.clock.now())
-    }
-
     fn aim(&self, steering: &Steering, bound: Option<AffinityTarget>, is_query: bool) -> Aim {
         let asked = steering.affinity_target;
         let is_binding =
@@ -208,8 +196,10 @@ impl SelectionCore {
         Aim { target: asked.or(bound), is_binding, is_query }
     }
 
+    /// When a request is refused for being late.
     fn deadline(&self, steering: &Steering) -> Option<Moment> {
-        steering.deadline_ms.map(|ms| self.clock.now().after(Duration::from_millis(ms)))
+        let deadline = steering.deadline_ms.map(|ms| self.clock.now().after(Duration::from_millis(ms)));
+        deadline.into_iter().chain(steering.due).min()
     }
 
     fn pick(

@@ -6,6 +6,7 @@ mod hints;
 mod inspection;
 mod lifecycle;
 mod model;
+mod queueing;
 mod races;
 mod reservations;
 mod selections;
