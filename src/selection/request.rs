@@ -211,6 +211,8 @@ pub struct Steering {
     pub due: Option<Moment>,
     /// For embedding hosts: cost in the queue, in tokens, instead of the prompt tokens that are not cached.
     pub scheduling_cost: Option<u64>,
+    /// When the request came, where something held it up before it could queue: its place is among those of that time.
+    pub came: Option<Moment>,
 }
 
 /// `POST /select` and `POST /select_and_reserve`; `advisory` is ignored by the latter.

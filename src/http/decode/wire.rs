@@ -118,6 +118,7 @@ macro_rules! selection_request {
                         deadline_ms: self.deadline_ms,
                         due: None,
                         scheduling_cost: None,
+                        came: None,
                     },
                     session_id: self.session_id,
                     session_context: self.session_context,

@@ -51,6 +51,8 @@ pub(in crate::selection) struct Arriving<'a> {
     pub(in crate::selection) priority_jump: f64,
     /// When it gets late; it goes before those without, and is refused afterwards.
     pub(in crate::selection) due: Option<Moment>,
+    /// When it came, where that was before now.
+    pub(in crate::selection) came: Option<Moment>,
     /// When it is refused; orders nothing.
     pub(in crate::selection) deadline: Option<Moment>,
 }
@@ -293,7 +295,7 @@ impl AdmissionQueue {
             strict_priority: request.strict_priority,
             due: request.due,
             jump: request.priority_jump,
-            arrived: now,
+            arrived: request.came.unwrap_or(now).min(now),
             cost,
         };
         self.last_number += 1;

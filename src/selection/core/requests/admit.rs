@@ -98,6 +98,7 @@ impl SelectionCore {
             strict_priority: steering.strict_priority.unwrap_or(0),
             priority_jump: steering.priority_jump.unwrap_or(0.0),
             due: steering.due,
+            came: steering.came,
             deadline,
         };
         let weights = self.cache_weights();

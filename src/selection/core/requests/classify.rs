@@ -92,6 +92,7 @@ impl SelectionCore {
         let Classified { policy_class, scheduling_cost_tokens, due_at, target } =
             host.classify(inquiry, is_known).await?;
         let steering = &mut request.steering;
+        steering.came = Some(ingress);
         if let Some(due_at) = due_at {
             let due = self.clock.moment(due_at);
             if due <= self.clock.now() {

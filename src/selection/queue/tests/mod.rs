@@ -157,6 +157,7 @@ impl Bed {
             strict_priority: steering.strict_priority.unwrap_or(0),
             priority_jump: steering.priority_jump.unwrap_or(0.0),
             due: steering.due,
+            came: steering.came,
             deadline: steering.deadline_ms.map(|ms| Moment(self.now.0 + ms * 1_000_000)),
         };
         let arrival = self.queue.arrive(arriving, &mut self.load, self.workers, self.now, |_, _| cached)?;

@@ -149,3 +149,53 @@ fn programs_wait_while_their_workers_are_full() {
     drivers.run();
     assert_eq!(bed.core.classifier_backlog(), (0, 0));
 }
+
+#[test]
+fn due_times_order_the_queue_and_waiting_for_a_classifier_costs_no_place() {
+    let opened = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let is_open = Arc::clone(&opened);
+    let probe = Probe::with(move |mut request| {
+        if request.request_id() == Some("due") {
+            request.set_due_at(request.ingress_at() + Duration::from_secs(60));
+        }
+        let (held, is_open) = (request.request_id() == Some("first"), Arc::clone(&is_open));
+        Box::pin(async move {
+            let opens = |_: &mut Context<'_>| match held && !is_open.load(std::sync::atomic::Ordering::SeqCst) {
+                true => Poll::Pending,
+                false => Poll::Ready(()),
+            };
+            std::future::poll_fn(opens).await;
+            Ok(request)
+        })
+    });
+    // One rank, busy with a single prefill.
+    let bed = Bed::new(approximate(|config| config.queue_threshold = Some(0.0)));
+    bed.worker(1, |worker| worker.fields.max_num_batched_tokens = Some(100));
+    let setup = ClassifierSetup {
+        factory: probe.factory(),
+        runtime: Arc::new(Drivers::default()),
+        limits: ClassifierLimits::default(),
+        owner: LifecycleOwner::Booking,
+    };
+    assert!(bed.core.install_request_classifier(setup));
+    bed.reserve(booking("busy")).expect("booked");
+    let mut first = pin!(bed.core.select_and_reserve(booking("first")));
+    pending!(first);
+    bed.clock.advance(Duration::from_secs(1));
+    let mut second = pin!(bed.core.select_and_reserve(super::super::booking("second", prompt(100, 3))));
+    pending!(second);
+    let mut due = pin!(bed.core.select_and_reserve(super::super::booking("due", prompt(200, 3))));
+    pending!(due);
+    // It queues last, and came first.
+    opened.store(true, std::sync::atomic::Ordering::SeqCst);
+    pending!(first);
+    bed.core.prefill_complete("busy").expect("live");
+    pending!(first);
+    pending!(second);
+    now!(due).expect("it is due");
+    bed.core.prefill_complete("due").expect("live");
+    pending!(second);
+    now!(first).expect("it came before the other one");
+    bed.core.prefill_complete("first").expect("live");
+    now!(second).expect("nobody else waits");
+}
