@@ -17,16 +17,21 @@
 //!
 //! The arrows point one way: `cli -> {http, discovery} -> service -> {mesh, events} -> selection`.
 
+mod paths;
 pub mod plugins;
 pub mod selection;
 
+#[doc(hidden)]
+pub use paths::{config, protocols, scheduling, selector, services};
 pub use plugins::worker_selection::{
-    ScoredWorkerCandidate, WorkerCacheInput, WorkerCacheInputs, WorkerCandidate, WorkerCandidates, WorkerFilter,
-    WorkerInputView, WorkerInputs, WorkerLoadInput, WorkerPicker, WorkerScorer, WorkerSelectionContext,
-    WorkerSelectionPolicy, WorkerSelectionPolicyError, WorkerSelectionPolicyFactory,
+    ScoredWorkerCandidate, SessionContext, SharedCacheHits, WorkerCacheInput, WorkerCacheInputs, WorkerCandidate,
+    WorkerCandidates, WorkerFilter, WorkerInputView, WorkerInputs, WorkerLoadInput, WorkerPicker, WorkerScorer,
+    WorkerSelectionContext, WorkerSelectionInputTrigger, WorkerSelectionPolicy, WorkerSelectionPolicyError,
+    WorkerSelectionPolicyFactory,
 };
 pub use selection::{
-    config::SelectionConfig as KvRouterConfig, policy::stages::RoutingPartitionRef, worker::WorkerRole as WorkerType,
+    config::SelectionConfig as KvRouterConfig, policy::stages::RoutingPartitionRef, request::RouterConfigOverride,
+    worker::WorkerRole as WorkerType,
 };
 
 #[cfg(feature = "service")]

@@ -2,6 +2,7 @@
 //! changed. Everything here is defined in [`crate::selection::policy`].
 
 pub use crate::selection::policy::{
+    builtin::router_plugin_registry,
     failures::{PluginComponent, PluginFailures},
     instances::{
         DYN_ROUTER_DECODE_POLICY, DYN_ROUTER_PREFILL_POLICY, DYN_ROUTER_WORKER_SELECTION_POLICY,

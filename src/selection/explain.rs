@@ -1,5 +1,7 @@
 //! Why a rank was chosen: verdicts, inputs and cost by term of every candidate.
 
+use std::borrow::Cow;
+
 use serde::Serialize;
 
 /// One candidate of an explained selection.
@@ -12,6 +14,9 @@ pub struct ExplainedCandidate {
     pub dp_rank: u32,
     /// `eligible`, or the stable word of the check that excluded it.
     pub verdict: &'static str,
+    /// Place and name of the filter that dropped it (`filtered`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rejected_by: Option<String>,
     /// Cached blocks on device, host, disk and external.
     pub cached_blocks: [u32; 4],
     /// Prefill tokens in progress.
@@ -22,8 +27,9 @@ pub struct ExplainedCandidate {
     pub active_requests: u64,
     /// Leading prompt blocks that live bookings there share.
     pub shared_active_blocks: u64,
-    /// Terms of the cost in blocks, by name, in the order they are added.
-    pub cost_terms: Vec<(&'static str, f64)>,
+    /// Terms of the cost by name, in the order they are added: in blocks for the default cost, else what each scorer
+    /// wrote.
+    pub cost_terms: Vec<(Cow<'static, str>, f64)>,
     /// The cost; absent when not eligible.
     pub cost: Option<f64>,
 }

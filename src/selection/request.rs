@@ -101,6 +101,11 @@ impl AffinityTarget {
     pub fn new(worker_id: u64, dp_rank: Option<u32>) -> Self {
         Self { worker_id, dp_rank }
     }
+
+    /// Whether it names this rank.
+    pub fn is(&self, rank: WorkerWithDpRank) -> bool {
+        self.worker_id == rank.worker_id && self.dp_rank.is_none_or(|dp_rank| dp_rank == rank.dp_rank)
+    }
 }
 
 /// Taints a worker must or should have.

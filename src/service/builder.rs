@@ -7,7 +7,15 @@ use crate::{
     events::listener::ListenerConfig,
     mesh::BoundMesh,
     plugins::request_classifier::{ClassifierLimits, RequestClassifierFactory},
-    selection::{Clock, config::ConfigError, core::LifecycleOwner, ingest::EventSources, moment::SystemClock},
+    selection::{
+        Clock,
+        config::ConfigError,
+        core::{LifecycleOwner, Plugins},
+        ingest::EventSources,
+        moment::SystemClock,
+        policy::{builtin, registry::RouterPluginRegistry, stages::WorkerSelectionPolicyFactory},
+        worker::WorkerRole,
+    },
 };
 
 /// Builds a [`SelectionService`].
@@ -27,6 +35,24 @@ pub struct SelectionServiceBuilder {
     sources: Option<Arc<dyn EventSources>>,
     mesh: Option<BoundMesh>,
     classifier: ClassifierChoice,
+    plugins: HostPlugins,
+}
+
+/// Policies that the host links.
+#[derive(Clone)]
+pub(super) struct HostPlugins {
+    registry: RouterPluginRegistry,
+    role: WorkerRole,
+    factory: Option<WorkerSelectionPolicyFactory>,
+}
+
+impl HostPlugins {
+    pub(super) fn plugins(&self) -> Plugins<'_> {
+        match &self.factory {
+            Some(factory) => Plugins::Factory(Arc::clone(factory)),
+            None => Plugins::Registry { registry: &self.registry, role: self.role },
+        }
+    }
 }
 
 impl fmt::Debug for SelectionServiceBuilder {
@@ -38,7 +64,7 @@ impl fmt::Debug for SelectionServiceBuilder {
 /// Why a service cannot be built.
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
-    /// A setting out of range.
+    /// A setting out of range, or a policy that cannot be.
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// The service runs tasks of its own.
@@ -47,20 +73,34 @@ pub enum BuildError {
 }
 
 impl SelectionServiceBuilder {
-    /// A service with `config`, the machine's clock, and listeners for KV events.
+    /// A service with `config`, the machine's clock, listeners for KV events, and the policies that ship.
     pub fn new(config: ServiceConfig) -> Self {
+        Self::with_plugins(config, WorkerRole::default(), builtin::router_plugin_registry())
+    }
+
+    /// A service whose policies come from `registry`. What is configured for `role` must be possible; another role's
+    /// policy that is not fails the selections of its partitions.
+    pub fn with_plugins(config: ServiceConfig, role: WorkerRole, registry: RouterPluginRegistry) -> Self {
         Self {
             config,
             clock: Arc::new(SystemClock::default()),
             listener: ListenerConfig::default(),
             sources: None,
             mesh: None,
+            plugins: HostPlugins { registry, role, factory: None },
             classifier: ClassifierChoice {
                 factory: None,
                 limits: ClassifierLimits::default(),
                 owner: LifecycleOwner::Booking,
             },
         }
+    }
+
+    /// Every partition gets its policy from `factory`, whatever is configured.
+    #[must_use]
+    pub fn worker_selection_policy_factory(mut self, factory: WorkerSelectionPolicyFactory) -> Self {
+        self.plugins.factory = Some(factory);
+        self
     }
 
     /// Takes the time from `clock`.
@@ -117,13 +157,14 @@ impl SelectionServiceBuilder {
     /// [`SelectionService::recovered`]).
     ///
     /// # Errors
-    /// A setting out of range; no tokio runtime.
+    /// A setting out of range; a policy that cannot be; no tokio runtime.
     pub fn build(self) -> Result<SelectionService, BuildError> {
         let runtime = tokio::runtime::Handle::try_current().map_err(|_| BuildError::NoRuntime)?;
         let sources = match self.sources {
             Some(sources) => Sources::host(sources),
             None => Sources::listeners(runtime.clone(), self.listener),
         };
-        Ok(SelectionService::start(self.config, self.clock, sources, self.mesh, (self.classifier, runtime))?)
+        let parts = (self.plugins, self.classifier, runtime);
+        Ok(SelectionService::start(self.config, self.clock, sources, self.mesh, parts)?)
     }
 }

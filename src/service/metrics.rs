@@ -15,7 +15,7 @@ use prometheus_client::{collector::Collector, encoding::DescriptorEncoder, metri
 
 use super::Shared;
 use crate::{
-    selection::{Tier, core::PartitionFilter, worker::Lifecycle},
+    selection::{Tier, core::PartitionFilter, policy::failures::PluginComponent, worker::Lifecycle},
     telemetry::readiness::Condition,
 };
 
@@ -104,6 +104,18 @@ impl Collector for ServiceCollector {
     }
 }
 
+/// Errors and panics of plugins.
+fn plugins(shared: &Shared) -> Family<2> {
+    let help = "Errors and panics of policy plugins, by component";
+    let mut failures = Family::counter("plugin_failures", help, ["component", "kind"]);
+    let counted = shared.core.plugin_failures();
+    for component in PluginComponent::ALL {
+        failures.add([component.as_str(), "error"], count(counted.errors(component)));
+        failures.add([component.as_str(), "panic"], count(counted.panics(component)));
+    }
+    failures
+}
+
 fn process(shared: &Shared, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     let mut conditions = Family::gauge("ready_condition", "Readiness conditions that hold", ["condition"]);
     for condition in Condition::ALL {
@@ -124,6 +136,7 @@ fn process(shared: &Shared, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result 
     let mut panics = Family::counter("panics", "Panics contained inside verbs", []);
     panics.add([], count(shared.panics.load(Ordering::Relaxed)));
     panics.encode(encoder)?;
+    plugins(shared).encode(encoder)?;
     let mut recovery = Family::gauge("recovery_attempts", "Peers asked at start, by outcome", ["outcome"]);
     let mut recovered = Family::gauge("recovery_blocks", "Blocks recovered from a peer at start", []);
     if let Some(report) = shared.recovery.borrow().as_ref() {

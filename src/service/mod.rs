@@ -38,6 +38,7 @@ use std::{
     time::Duration,
 };
 
+use builder::HostPlugins;
 pub use builder::{BuildError, SelectionServiceBuilder};
 pub use config::{PeerToken, RecoveryConfig, ServiceConfig};
 pub use health::{LivenessReport, ReadinessReport};
@@ -49,7 +50,7 @@ use tokio::{sync::watch, time::MissedTickBehavior};
 use crate::{
     events::status::{ListenerStatus, RankTrust},
     mesh::{BoundMesh, Mesh, MeshStatus},
-    selection::{Clock, SelectionCore, SelectionError, config::ConfigError},
+    selection::{Clock, SelectionConfig, SelectionCore, SelectionError, config::ConfigError},
     telemetry::{
         metrics::Metrics,
         readiness::{Condition, Readiness},
@@ -77,6 +78,7 @@ impl fmt::Debug for SelectionService {
 
 struct Shared {
     core: Arc<SelectionCore>,
+    plugins: HostPlugins,
     config: ServiceConfig,
     readiness: Readiness,
     metrics: Metrics,
@@ -105,9 +107,10 @@ impl SelectionService {
         clock: Arc<dyn Clock>,
         sources: Sources,
         mesh: Option<BoundMesh>,
-        (classifier, runtime): (classifier::ClassifierChoice, tokio::runtime::Handle),
+        (plugins, classifier, runtime): (HostPlugins, classifier::ClassifierChoice, tokio::runtime::Handle),
     ) -> Result<Self, ConfigError> {
-        let core = SelectionCore::try_new(config.selection.clone(), clock, sources.for_core())?;
+        let selection = config.selection.clone();
+        let core = SelectionCore::try_new_with_plugins(selection, clock, sources.for_core(), plugins.plugins())?;
         let tasks = Tasks::new();
         if let Some(setup) = classifier.setup(&tasks, runtime) {
             core.install_request_classifier(setup);
@@ -116,6 +119,7 @@ impl SelectionService {
         let mesh = mesh.map(|mesh| mesh.start(&core, &metrics));
         let shared = Arc::new(Shared {
             core,
+            plugins,
             mesh,
             readiness: Readiness::new(config.ready_requires),
             config,
@@ -168,6 +172,15 @@ impl SelectionService {
     /// The core, for hosts that need what no verb here offers.
     pub fn core(&self) -> &Arc<SelectionCore> {
         &self.shared.core
+    }
+
+    /// Gives every partition the policy that `config` chooses among the linked ones; its other settings do not count.
+    /// Bookings, sessions and requests at work stay.
+    ///
+    /// # Errors
+    /// The policy of the host's role cannot be; nothing has changed then.
+    pub fn replace_policies(&self, config: &SelectionConfig) -> Result<(), ConfigError> {
+        self.shared.core.replace_policies(config, &self.shared.plugins.plugins())
     }
 
     /// The mesh of replicas, where it is on.

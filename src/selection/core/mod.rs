@@ -11,6 +11,7 @@
 //! | `upkeep` | periodic work |
 //! | `requests` | selections, reservations, lifecycle, inspection |
 //! | `recovery` | dumps and snapshots of indexes |
+//! | `policies` | which policy partitions get |
 //! | `replicas` | what other replicas tell, and what they are shown |
 //!
 //! Lock order: applying, catalog, then partition map or records, then one partition's state. Worker verbs serialise on
@@ -19,6 +20,7 @@
 mod bookings;
 pub(in crate::selection) mod classifiers;
 mod instances;
+mod policies;
 mod queueing;
 mod reconcile;
 mod recovery;
@@ -48,6 +50,7 @@ use self::{queueing::Profiles, upkeep::Upkeep};
 pub use self::{
     bookings::{BookingEnd, BookingIndex, EndedBookings},
     classifiers::{ClassifierSetup, LifecycleOwner},
+    policies::Plugins,
     recovery::HeldRanks,
     replicas::{BookingSnapshot, MergeReport, MirrorDrop, Mirrored, MissedCall, OriginDigest, PartitionDigests},
 };
@@ -61,9 +64,9 @@ use super::{
     moment::{Clock, Moment, SystemClock},
     partition::{Partition, PartitionParts, PartitionRef, PolicyFactory},
     pending::PendingSelections,
-    policy::builtin,
+    policy::{builtin, failures::PluginFailures},
     replication::{Replication, ReplicationCell},
-    worker::WorkerRecord,
+    worker::{WorkerRecord, WorkerRole},
 };
 
 /// The selection core.
@@ -71,7 +74,8 @@ pub struct SelectionCore {
     config: Arc<SelectionConfig>,
     clock: Arc<dyn Clock>,
     sources: Arc<dyn EventSources>,
-    policies: Arc<PolicyFactory>,
+    policies: RwLock<Arc<PolicyFactory>>,
+    plugin_failures: Arc<PluginFailures>,
     /// What sees requests before they queue; most cores have none.
     classifiers: OnceLock<classifiers::Classifiers>,
     /// In force; changed under the catalog's lock.
@@ -130,19 +134,40 @@ impl Equivalent<PartitionKey> for PartitionName<'_> {
 }
 
 impl SelectionCore {
-    /// A core with no worker.
+    /// A core with no worker, and the policies that ship.
     ///
     /// # Errors
-    /// A setting out of range.
+    /// A setting out of range, or a policy for aggregated pools that cannot be.
     pub fn try_new(
         config: SelectionConfig,
         clock: Arc<dyn Clock>,
         sources: Arc<dyn EventSources>,
     ) -> Result<Arc<Self>, ConfigError> {
-        Self::try_new_with_policies(config, clock, sources, Arc::new(builtin::default_policy))
+        Self::try_new_with_plugins(
+            config,
+            clock,
+            sources,
+            Plugins::Registry { registry: &builtin::router_plugin_registry(), role: WorkerRole::default() },
+        )
     }
 
-    /// [`Self::try_new`] with policies of the host's: `policies` makes the instance of each partition.
+    /// [`Self::try_new`] with policies of the host's.
+    ///
+    /// # Errors
+    /// As there, for the role that the host names.
+    pub fn try_new_with_plugins(
+        config: SelectionConfig,
+        clock: Arc<dyn Clock>,
+        sources: Arc<dyn EventSources>,
+        plugins: Plugins<'_>,
+    ) -> Result<Arc<Self>, ConfigError> {
+        config.validate()?;
+        let failures = Arc::default();
+        let policies = plugins.policies(&config, &failures)?;
+        Ok(Self::assemble(config, clock, sources, policies, failures))
+    }
+
+    /// [`Self::try_new`] with a policy for each partition from `policies`.
     ///
     /// # Errors
     /// A setting out of range.
@@ -153,11 +178,22 @@ impl SelectionCore {
         policies: Arc<PolicyFactory>,
     ) -> Result<Arc<Self>, ConfigError> {
         config.validate()?;
-        Ok(Arc::new(Self {
+        Ok(Self::assemble(config, clock, sources, policies, Arc::default()))
+    }
+
+    fn assemble(
+        config: SelectionConfig,
+        clock: Arc<dyn Clock>,
+        sources: Arc<dyn EventSources>,
+        policies: Arc<PolicyFactory>,
+        plugin_failures: Arc<PluginFailures>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
             upkeep: Upkeep::new(clock.now()),
             clock,
             sources,
-            policies,
+            policies: RwLock::new(policies),
+            plugin_failures,
             classifiers: OnceLock::new(),
             profiles: RwLock::new(Profiles::new(&config)),
             instance_id: uuid::Uuid::new_v4().to_string(),
@@ -174,7 +210,7 @@ impl SelectionCore {
             replication: ReplicationCell::default(),
             pending: PendingSelections::new(&config),
             config: Arc::new(config),
-        }))
+        })
     }
 
     /// A core for local use: system clock, no event sources.
@@ -245,9 +281,10 @@ impl SelectionCore {
 
     /// Makes a partition without workers and shows it to requests. Call it under the catalog's lock.
     fn create_partition(&self, key: PartitionKey, block_size: u32, recovered: Option<PrefixIndex>) -> PartitionRef {
+        let policies = Arc::clone(&self.policies.read());
         let parts = PartitionParts {
             config: &self.config,
-            policies: &self.policies,
+            policies: &policies,
             panics: &self.panics,
             replication: &self.replication,
             profile: self.profile_of(&key.model_name),

@@ -21,6 +21,7 @@ use crate::selection::{
     identity::WorkerWithDpRank,
     ingest::{EventSink, EventSource, Trust, WorkerRanks},
     partition::{JoinError, Partition, PartitionRef, PartitionTraits},
+    policy::inputs::WorkerInputs,
     worker::{Lifecycle, RankSource, WorkerPlan, WorkerRecord, WorkerRequest, WorkerState},
 };
 
@@ -221,7 +222,11 @@ impl SelectionCore {
             streams: BTreeMap::new(),
         });
         attached.ranks.set_registered(ranks.clone());
-        let kept = |rank: &u32, stream: &Stream| plan.sources.get(rank) == Some(&stream.source);
+        // A policy that reads no cache needs no events.
+        let listens = plan.indexed_only || partition.required_inputs().contains(WorkerInputs::CACHE);
+        let none = BTreeMap::new();
+        let sources = if listens { &plan.sources } else { &none };
+        let kept = |rank: &u32, stream: &Stream| sources.get(rank) == Some(&stream.source);
         for (rank, stream) in attached.streams.extract_if(.., |rank, stream| !kept(rank, stream)) {
             stream.sink.close_and_clear();
             catalog.remove_stream(&stream.source.endpoint);
@@ -232,7 +237,7 @@ impl SelectionCore {
                 partition.index.remove_rank(WorkerWithDpRank::new(worker_id, rank));
             }
         });
-        for (&rank, source) in &plan.sources {
+        for (&rank, source) in sources {
             if !attached.streams.contains_key(&rank) {
                 let stream = self.attach(catalog, attached, worker_id, rank, source.clone());
                 attached.streams.insert(rank, stream);

@@ -8,34 +8,38 @@
 mod index;
 mod membership;
 mod state;
+mod trust;
 mod turn;
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::BTreeSet,
     fmt,
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering},
     },
 };
 
 use parking_lot::Mutex;
 
-pub(super) use self::membership::JoinError;
+use self::state::Pick;
 pub use self::{
     index::PartitionIndex,
     state::{Health, PartitionState, PolicyFactory, PolicyScope},
 };
+pub(super) use self::{membership::JoinError, trust::TrustTable};
 use super::{
     config::SelectionConfig,
     core::classifiers::ClassifierSlot,
     error::SelectionError,
     identity::{PartitionKey, WorkerWithDpRank},
-    index::PrefixIndex,
+    index::{Matches, PrefixIndex},
     ingest::Trust,
     moment::Moment,
+    policy::{PickRequest, Picked, context::RequestFacts, inputs::WorkerInputs},
     queue::{AdmissionQueue, profile::PolicyProfile, report::PartitionQueue},
     replication::{BookingChange, BookingEvent, BookingFacts, LoadDigests, ReplicationCell, RouterId},
+    request::RoutingConstraints,
     sessions::SessionTable,
     worker::WorkerRole,
 };
@@ -64,10 +68,19 @@ pub struct Partition {
     strangers: AtomicBool,
     /// Workers whose cache is indexed and who did not join.
     indexed_only: Mutex<BTreeSet<u64>>,
-    /// What listeners say of their ranks; absent = unknown.
-    trust: Mutex<HashMap<WorkerWithDpRank, Trust>>,
+    trust: TrustTable,
+    /// What the policy reads, for readers without the lock.
+    inputs: Arc<AtomicU8>,
     health: Arc<Health>,
     state: Mutex<PartitionState>,
+}
+
+/// What became of a request that wants a rank.
+pub(super) enum Choice<R, W> {
+    /// Decided and acted on.
+    Made(R),
+    /// It waits first.
+    Waits(W),
 }
 
 /// Shared handle.
@@ -114,6 +127,7 @@ impl Partition {
     ) -> Self {
         let PartitionParts { config, policies, panics, replication, profile } = parts;
         let health = Arc::new(Health::new(Arc::clone(panics)));
+        let inputs = Arc::new(AtomicU8::new(WorkerInputs::ALL.bits()));
         let scope = PolicyScope { key: key.clone(), block_size, role: WorkerRole::default() };
         let queue = AdmissionQueue::new(profile, config.queue_limits);
         Self {
@@ -128,8 +142,16 @@ impl Partition {
             traits: OnceLock::new(),
             schedulable: AtomicU64::new(0),
             indexed_only: Mutex::default(),
-            trust: Mutex::default(),
-            state: Mutex::new(PartitionState::new(scope, config, Arc::clone(policies), Arc::clone(&health), queue)),
+            trust: TrustTable::default(),
+            state: Mutex::new(PartitionState::new(
+                scope,
+                config,
+                Arc::clone(policies),
+                Arc::clone(&health),
+                queue,
+                &inputs,
+            )),
+            inputs,
             health,
             key,
         }
@@ -152,7 +174,7 @@ impl Partition {
 
     /// How far the blocks indexed for `rank` can be believed.
     pub fn trust(&self, rank: WorkerWithDpRank) -> Trust {
-        self.trust.lock().get(&rank).copied().unwrap_or_default()
+        self.trust.get(rank)
     }
 
     /// Panics contained since the partition exists.
@@ -198,10 +220,74 @@ impl Partition {
         self.with_state(|state| state.queue.report(names(), &state.load, workers, now)).ok()
     }
 
-    /// After a panic in a pick: finds out whether selection works again.
+    /// Chooses a rank for `request` and lets `then` act on it, all in one critical section unless the policy has a lock
+    /// of its own (see [`crate::selection::policy::own`]). `gate` comes first, under the lock: a request that it makes
+    /// wait is not decided.
+    ///
+    /// # Errors
+    /// What the gate, the policy and `then` say; `Internal` when one of them panics.
+    pub(super) fn choose<R, W>(
+        &self,
+        request: &PickRequest<'_>,
+        gate: impl FnOnce(&mut PartitionState) -> Result<Option<W>, SelectionError>,
+        then: impl FnOnce(&mut PartitionState, Picked) -> Result<R, SelectionError>,
+    ) -> Result<Choice<R, W>, SelectionError> {
+        let mut then = Some(then);
+        let own = self.with_state(|state| {
+            if let Some(ticket) = gate(state)? {
+                return Ok(Err(Choice::Waits(ticket)));
+            }
+            match state.pick(request)? {
+                Pick::Own(own) => Ok(Ok(own)),
+                Pick::Made(picked) => {
+                    let then = then.take().expect("called once");
+                    then(state, picked).map(|made| Err(Choice::Made(made)))
+                }
+            }
+        })??;
+        match (own, then) {
+            (Err(choice), _) => Ok(choice),
+            (Ok(own), Some(then)) => own.choose(request, self, then).map(Choice::Made),
+            (Ok(_), None) => unreachable!("only a pick takes it"),
+        }
+    }
+
+    /// What the policy reads. Without [`WorkerInputs::CACHE`] nobody asks the index.
+    pub fn required_inputs(&self) -> WorkerInputs {
+        WorkerInputs::from_bits(self.inputs.load(Ordering::Relaxed))
+    }
+
+    /// Has another policy from now on; bookings and sessions stay. A selection at work ends with the one it began with.
+    pub(super) fn replace_policy(&self, policies: &Arc<PolicyFactory>) {
+        let _contained = self.with_state(|state| state.replace_policy(Arc::clone(policies)));
+    }
+
+    /// After a panic in a pick: finds out whether an empty prompt can be decided again, which books nothing. Without it
+    /// a partition that gets no requests because it is not ready would never become ready.
     pub(super) fn probe(&self, now: Moment) {
-        if self.is_failing() {
-            let _contained = self.with_state(|state| state.probe(self.index.primary(), now));
+        if !self.is_failing() {
+            return;
+        }
+        let (constraints, matches) = (RoutingConstraints::default(), Matches::default());
+        let request = PickRequest {
+            prompt_tokens: 0,
+            sequence: &[],
+            track_prefill_tokens: false,
+            matches: &matches,
+            index: self.index.primary(),
+            pinned_worker: None,
+            allowed_worker_ids: None,
+            affinity_target: None,
+            target_is_binding: false,
+            constraints: &constraints,
+            overrides: None,
+            explain: false,
+            facts: RequestFacts { is_query: true, ..RequestFacts::default() },
+            now,
+        };
+        if let Ok(Some(own)) = self.with_state(|state| state.probe(&request)) {
+            // An error is a decision too, and a panic has been noted.
+            let _decided = own.choose(&request, self, |_, _| Ok(()));
         }
     }
 
@@ -238,16 +324,17 @@ impl Partition {
         &self.health
     }
 
+    pub(super) fn trusts(&self) -> &TrustTable {
+        &self.trust
+    }
+
     pub(super) fn set_trust(&self, rank: WorkerWithDpRank, trust: Trust) {
-        let mut known = self.trust.lock();
-        let before = match trust {
-            Trust::Unknown => known.remove(&rank),
-            _ => known.insert(rank, trust),
-        };
-        // Under the lock, so that the index shows what was said last.
-        if (before == Some(Trust::Stale)) != (trust == Trust::Stale) {
-            self.health.contain(|| self.index.primary().withhold(rank, trust == Trust::Stale));
-        }
+        // Under the table's lock, so that the index shows what was said last.
+        self.trust.set(rank, trust, |before| {
+            if (before == Some(Trust::Stale)) != (trust == Trust::Stale) {
+                self.health.contain(|| self.index.primary().withhold(rank, trust == Trust::Stale));
+            }
+        });
     }
 
     /// A dump is stored into the index.

@@ -5,7 +5,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering},
     },
 };
 
@@ -14,12 +14,12 @@ use crate::selection::{
     config::SelectionConfig,
     error::SelectionError,
     identity::{PartitionKey, WorkerWithDpRank},
-    index::{Matches, PrefixIndex},
     load::{BookingId, LoadConfig, LoadTracker, WorkerFacts},
-    moment::Moment,
-    policy::{PickRequest, Picked, SelectionPolicy, context::RequestFacts},
+    policy::{
+        PickRequest, Picked,
+        own::{OwnPolicy, PartitionPolicy},
+    },
     queue::AdmissionQueue,
-    request::RoutingConstraints,
     worker::WorkerRole,
 };
 
@@ -38,7 +38,15 @@ pub struct PolicyScope {
 }
 
 /// Makes the policy instance of a partition; called again after a panic in one.
-pub type PolicyFactory = dyn Fn(&SelectionConfig, &PolicyScope) -> Box<dyn SelectionPolicy> + Send + Sync;
+pub type PolicyFactory = dyn Fn(&Arc<SelectionConfig>, &PolicyScope) -> PartitionPolicy + Send + Sync;
+
+/// What asking the policy came to.
+pub(super) enum Pick {
+    /// A choice.
+    Made(Picked),
+    /// The policy has a lock of its own: ask it there.
+    Own(Arc<OwnPolicy>),
+}
 
 /// Counts contained panics of a partition.
 #[derive(Debug, Default)]
@@ -73,6 +81,20 @@ impl Health {
         result
     }
 
+    /// A policy with a lock of its own panicked.
+    pub(in crate::selection) fn failed(&self) {
+        self.count();
+        self.failing.store(true, Ordering::Relaxed);
+    }
+
+    /// It decided again.
+    #[inline]
+    pub(in crate::selection) fn recovered(&self) {
+        if self.is_failing() {
+            self.failing.store(false, Ordering::Relaxed);
+        }
+    }
+
     fn count(&self) {
         self.panics.fetch_add(1, Ordering::Relaxed);
         self.total.fetch_add(1, Ordering::Relaxed);
@@ -89,7 +111,9 @@ pub struct PartitionState {
     pub workers: HashMap<u64, Arc<WorkerFacts>>,
     /// Requests that wait for a rank.
     pub queue: AdmissionQueue,
-    policy: Box<dyn SelectionPolicy>,
+    policy: PartitionPolicy,
+    /// What it reads, for readers without the lock.
+    inputs: Arc<AtomicU8>,
     policies: Arc<PolicyFactory>,
     scope: PolicyScope,
     config: Arc<SelectionConfig>,
@@ -108,15 +132,19 @@ impl PartitionState {
         policies: Arc<PolicyFactory>,
         health: Arc<Health>,
         mut queue: AdmissionQueue,
+        inputs: &Arc<AtomicU8>,
     ) -> Self {
         let mut load = new_tracker(&scope, config);
         queue.attach(&mut load);
+        let policy = policies(config, &scope);
+        inputs.store(policy.required_inputs().bits(), Ordering::Relaxed);
         Self {
             load,
             queue,
             rng: config.seed.map_or_else(fastrand::Rng::new, fastrand::Rng::with_seed),
             workers: HashMap::new(),
-            policy: policies(config, &scope),
+            policy,
+            inputs: Arc::clone(inputs),
             policies,
             scope,
             config: Arc::clone(config),
@@ -131,48 +159,51 @@ impl PartitionState {
     ///
     /// # Errors
     /// What the policy says; `Internal` when it panics.
-    pub fn pick(&mut self, request: &PickRequest<'_>) -> Result<Picked, SelectionError> {
-        let (policy, load, rng) = (&mut self.policy, &mut self.load, &mut self.rng);
+    pub(super) fn pick(&mut self, request: &PickRequest<'_>) -> Result<Pick, SelectionError> {
+        let policy = match &mut self.policy {
+            PartitionPolicy::UnderLock(policy) => policy,
+            PartitionPolicy::Own(own) => return Ok(Pick::Own(Arc::clone(own))),
+        };
+        let (load, rng) = (&mut self.load, &mut self.rng);
         if let Some(picked) = self.health.contain(|| policy.pick(request, load, rng)) {
             if self.failed_picks > 0 {
                 self.recovered();
             }
-            return picked;
+            return picked.map(Pick::Made);
         }
         self.health.failing.store(true, Ordering::Relaxed);
         self.failed_picks = self.failed_picks.saturating_add(1);
         // One instance may be at fault, a row of them hints at the tracker they read.
         self.broken |= self.failed_picks == PANICS_BEFORE_REBUILD;
-        self.policy = (self.policies)(&self.config, &self.scope);
+        self.make_policy();
         Err(SelectionError::Internal(format!("selection policy of {} failed", self.scope.key)))
     }
 
-    /// After a pick that panicked: whether an empty prompt can be decided again, which books nothing and counts nothing.
-    /// Without it a partition that gets no requests because it is not ready would never become ready.
-    pub(super) fn probe(&mut self, index: &PrefixIndex, now: Moment) {
-        let constraints = RoutingConstraints::default();
-        let request = PickRequest {
-            prompt_tokens: 0,
-            sequence: &[],
-            track_prefill_tokens: false,
-            matches: &Matches::default(),
-            index,
-            pinned_worker: None,
-            allowed_worker_ids: None,
-            affinity_target: None,
-            target_is_binding: false,
-            constraints: &constraints,
-            overrides: None,
-            explain: false,
-            facts: RequestFacts { is_query: true, ..RequestFacts::default() },
-            now,
-        };
-        let (policy, load, rng) = (&mut self.policy, &mut self.load, &mut self.rng);
-        match catch_unwind(AssertUnwindSafe(|| policy.pick(&request, load, rng))) {
-            // An error is a decision too.
-            Ok(_) => self.recovered(),
-            Err(_) => self.policy = (self.policies)(&self.config, &self.scope),
+    /// After a pick that panicked: whether `request` can be decided again, which counts nothing. A policy with a lock of
+    /// its own is handed out.
+    pub(super) fn probe(&mut self, request: &PickRequest<'_>) -> Option<Arc<OwnPolicy>> {
+        let (load, rng) = (&mut self.load, &mut self.rng);
+        match &mut self.policy {
+            PartitionPolicy::Own(own) => return Some(Arc::clone(own)),
+            PartitionPolicy::UnderLock(policy) => {
+                match catch_unwind(AssertUnwindSafe(|| policy.pick(request, load, rng))) {
+                    // An error is a decision too.
+                    Ok(_) => self.recovered(),
+                    Err(_) => self.make_policy(),
+                }
+            }
         }
+        None
+    }
+
+    fn make_policy(&mut self) {
+        self.policy = (self.policies)(&self.config, &self.scope);
+        self.inputs.store(self.policy.required_inputs().bits(), Ordering::Relaxed);
+    }
+
+    pub(super) fn replace_policy(&mut self, policies: Arc<PolicyFactory>) {
+        self.policies = policies;
+        self.make_policy();
     }
 
     /// Lets the next waiting request go. A panic in the queue costs those that wait an error, nobody else anything.
@@ -197,7 +228,7 @@ impl PartitionState {
     pub(super) fn set_role(&mut self, role: WorkerRole) {
         if self.scope.role != role {
             self.scope.role = role;
-            self.policy = (self.policies)(&self.config, &self.scope);
+            self.make_policy();
         }
     }
 
@@ -236,7 +267,10 @@ impl PartitionState {
                 self.lost.extend(lost.into_iter().flatten());
             }
         }
-        self.policy = (self.policies)(&self.config, &self.scope);
+        // A policy with a lock of its own took no part in it.
+        if matches!(self.policy, PartitionPolicy::UnderLock(_)) {
+            self.make_policy();
+        }
         self.queue.attach(&mut self.load);
         for facts in self.workers.values() {
             for dp_rank in facts.ranks.clone() {

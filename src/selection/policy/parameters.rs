@@ -57,7 +57,7 @@ impl WorkerSelectionPolicyParameters {
     /// # Errors
     /// Type, missing or unknown field; the text names the field.
     pub fn deserialize<T: DeserializeOwned>(&self) -> Result<T, WorkerSelectionPolicyProviderError> {
-        let deserializer = serde_value::ValueDeserializer::<serde_value::DeserializerError>::new(self.given.clone());
+        let deserializer = serde_value::ValueDeserializer::<serde::de::value::Error>::new(self.given.clone());
         serde_path_to_error::deserialize(deserializer).map_err(|error| {
             let path = error.path().to_string();
             let inner = error.into_inner();

@@ -11,7 +11,7 @@ use super::{
     classifier::config::{
         ClassifierTypes, RequestClassifierFactory, RequestClassifierProvider, RequestClassifierRegistryError,
     },
-    failures::panic_text,
+    failures::{PluginComponent, PluginFailures, panic_text},
     instances::{DEFAULT, WorkerSelectionConfig},
     parameters::{WorkerSelectionPolicyProvider, WorkerSelectionPolicyProviderError},
     stages::WorkerSelectionPolicyFactory,
@@ -65,6 +65,9 @@ pub enum RouterPluginRegistryError {
     #[error(transparent)]
     RequestClassifier(#[from] RequestClassifierRegistryError),
 }
+
+/// What a role resolves to.
+type Resolved = Result<Option<WorkerSelectionPolicyFactory>, WorkerSelectionPolicyRegistryError>;
 
 /// Plugin types by name, and the default of the host.
 #[derive(Clone, Default)]
@@ -188,29 +191,29 @@ impl RouterPluginRegistry {
         &self,
         config: &SelectionConfig,
     ) -> Result<Option<WorkerSelectionPolicyFactory>, WorkerSelectionPolicyRegistryError> {
-        let mut made: HashMap<&str, WorkerSelectionPolicyFactory> = HashMap::new();
-        let mut by_role = [None, None, None, None];
-        for (role, place) in WorkerRole::ALL.into_iter().zip(&mut by_role) {
-            *place = match choice(config, role) {
-                None => self.default_factory.clone(),
-                Some(name) => match made.get(name) {
-                    Some(factory) => Some(Arc::clone(factory)),
-                    None => {
-                        let factory = self.instance(config, name)?;
-                        made.insert(name, Arc::clone(&factory));
-                        Some(factory)
-                    }
-                },
-            };
-        }
-        if made.is_empty() {
+        let resolved = self.resolve_roles(config, &PluginFailures::default());
+        let custom = WorkerRole::ALL.iter().any(|&role| choice(config, role).is_some());
+        if !custom {
             return Ok(self.default_factory.clone());
         }
-        if by_role.iter().any(Option::is_none) {
-            return Err(WorkerSelectionPolicyRegistryError::MissingDefault);
-        }
-        let by_role = by_role.map(|factory| factory.expect("just checked"));
+        let made = resolved.into_iter().collect::<Result<Vec<_>, _>>()?;
+        let by_role: Option<Vec<_>> = made.into_iter().collect();
+        let by_role = by_role.ok_or(WorkerSelectionPolicyRegistryError::MissingDefault)?;
         Ok(Some(Arc::new(move |config, role, partition| by_role[role as usize](config, role, partition))))
+    }
+
+    /// By role: the factory, `None` for a default that the host did not supply, or why there is none. A provider runs
+    /// once an instance.
+    pub(in crate::selection) fn resolve_roles(
+        &self,
+        config: &SelectionConfig,
+        failures: &PluginFailures,
+    ) -> [Resolved; WorkerRole::ALL.len()] {
+        let mut made: HashMap<&str, Resolved> = HashMap::new();
+        WorkerRole::ALL.map(|role| match choice(config, role) {
+            None => Ok(self.default_factory.clone()),
+            Some(name) => made.entry(name).or_insert_with(|| self.instance(config, name, failures).map(Some)).clone(),
+        })
     }
 
     /// The factory for hosts of one role; choices of other roles are not looked at.
@@ -224,7 +227,7 @@ impl RouterPluginRegistry {
     ) -> Result<Option<WorkerSelectionPolicyFactory>, WorkerSelectionPolicyRegistryError> {
         match choice(config, role) {
             None => Ok(self.default_factory.clone()),
-            Some(name) => self.instance(config, name).map(Some),
+            Some(name) => self.instance(config, name, &PluginFailures::default()).map(Some),
         }
     }
 
@@ -232,6 +235,7 @@ impl RouterPluginRegistry {
         &self,
         config: &SelectionConfig,
         name: &str,
+        failures: &PluginFailures,
     ) -> Result<WorkerSelectionPolicyFactory, WorkerSelectionPolicyRegistryError> {
         let document = config.worker_selection.as_deref();
         let instance = document.and_then(|document| document.instance(name)).ok_or_else(|| {
@@ -245,10 +249,14 @@ impl RouterPluginRegistry {
                 available: listed(&types),
             }
         })?;
-        let provided = catch_unwind(AssertUnwindSafe(|| provider(&instance.parameters))).unwrap_or_else(|panic| {
-            let text = format!("provider panicked: {}", panic_text(&*panic));
-            Err(WorkerSelectionPolicyProviderError::new(text))
-        });
+        let provided = match catch_unwind(AssertUnwindSafe(|| provider(&instance.parameters))) {
+            Ok(provided) => provided.inspect_err(|_| failures.count_error(PluginComponent::Provider)),
+            Err(panic) => {
+                failures.count_panic(PluginComponent::Provider);
+                let text = format!("provider panicked: {}", panic_text(&*panic));
+                Err(WorkerSelectionPolicyProviderError::new(text))
+            }
+        };
         let factory = provided.map_err(|source| WorkerSelectionPolicyRegistryError::Provider {
             policy_type: instance.policy_type.clone(),
             location: instance.location.clone(),

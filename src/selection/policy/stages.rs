@@ -172,10 +172,18 @@ impl Stages {
         let all = filters.chain(self.scorers.iter().map(|scorer| scorer.inputs));
         all.fold(self.picker.inputs, |union, inputs| union | inputs)
     }
+
+    pub(super) fn components(&self) -> Vec<PolicyComponent> {
+        let of = |stage, name: &str, inputs| PolicyComponent { stage, name: name.to_owned(), inputs };
+        let filters = self.filters.iter().map(|filter| of("filter", filter.part.component_name(), filter.inputs));
+        let scorers = self.scorers.iter().map(|scorer| of("scorer", scorer.part.component_name(), scorer.inputs));
+        let picker = of("picker", self.picker.part.component_name(), self.picker.inputs);
+        filters.chain(scorers).chain(std::iter::once(picker)).collect()
+    }
 }
 
 pub(super) enum Kind {
-    Stages(Box<Stages>),
+    Components(Box<Stages>),
     /// The default cost, which chooses without a full scan. `None` = with the settings of the core and the overrides of
     /// requests.
     DefaultCost(Option<DefaultCostParameters>),
@@ -221,7 +229,7 @@ impl WorkerSelectionPolicy {
             scorers.into_iter().map(|part| Declared { inputs: part.required_worker_inputs(), part }).collect();
         let picker = Declared { inputs: picker.required_worker_inputs(), part: picker };
         Self {
-            kind: Kind::Stages(Box::new(Stages { filters, scorers, picker })),
+            kind: Kind::Components(Box::new(Stages { filters, scorers, picker })),
             exclusive_affinity: false,
             label: worker_label,
             name: None,
@@ -250,7 +258,7 @@ impl WorkerSelectionPolicy {
     /// What any of its components reads.
     pub fn required_worker_inputs(&self) -> WorkerInputs {
         match &self.kind {
-            Kind::Stages(stages) => stages.inputs(),
+            Kind::Components(stages) => stages.inputs(),
             Kind::DefaultCost(_) => WorkerInputs::ALL,
         }
     }
@@ -260,14 +268,12 @@ impl WorkerSelectionPolicy {
         self.exclusive_affinity
     }
 
-    /// What each component reads, by stage and name, in the order of calls.
+    /// What each component reads, by stage and name, in the order of calls; none for the default cost.
     pub fn components(&self) -> Vec<PolicyComponent> {
-        let Kind::Stages(stages) = &self.kind else { return Vec::new() };
-        let of = |stage, name: &str, inputs| PolicyComponent { stage, name: name.to_owned(), inputs };
-        let filters = stages.filters.iter().map(|filter| of("filter", filter.part.component_name(), filter.inputs));
-        let scorers = stages.scorers.iter().map(|scorer| of("scorer", scorer.part.component_name(), scorer.inputs));
-        let picker = of("picker", stages.picker.part.component_name(), stages.picker.inputs);
-        filters.chain(scorers).chain(std::iter::once(picker)).collect()
+        match &self.kind {
+            Kind::Components(stages) => stages.components(),
+            Kind::DefaultCost(_) => Vec::new(),
+        }
     }
 }
 

@@ -16,6 +16,7 @@ use crate::selection::{
     index::TierBlocks,
     ingest::Trust,
     load::{LoadTracker, Passed, Slot, WorkerFacts},
+    partition::TrustTable,
 };
 
 /// What one rank has cached of the prompt.
@@ -100,6 +101,11 @@ pub(super) struct Members {
     ranks: Vec<WorkerWithDpRank>,
     slots: Vec<Slot>,
     facts: Vec<Arc<WorkerFacts>>,
+    /// Version of the trusts read last.
+    trusts_at: Option<u64>,
+    /// Of `ranks`; empty = nothing is known of anybody.
+    trusts: Vec<Trust>,
+    trusts_by_slot: Vec<Trust>,
 }
 
 impl Members {
@@ -118,6 +124,22 @@ impl Members {
             }
         }
         self.membership = Some(load.membership());
+        self.trusts_at = None;
+    }
+
+    fn refresh_trusts(&mut self, table: &TrustTable) {
+        // Read before the trusts: a change in between is seen next time.
+        let version = table.version();
+        if self.trusts_at == Some(version) {
+            return;
+        }
+        table.read(&self.ranks, &mut self.trusts);
+        self.trusts_by_slot.clear();
+        self.trusts_by_slot.resize(self.slots.iter().max().map_or(0, |&most| most as usize + 1), Trust::default());
+        for (&slot, &trust) in self.slots.iter().zip(&self.trusts) {
+            self.trusts_by_slot[slot as usize] = trust;
+        }
+        self.trusts_at = Some(version);
     }
 
     /// What the worker of a registered rank stated.
@@ -236,6 +258,16 @@ impl Table {
                 self.columns.loads[*row as usize].decode_cost_blocks = blocks as f64;
             }
         });
+    }
+
+    /// Reads how far the index can be believed about each row. Needs no lock.
+    pub(super) fn fill_trusts(&mut self, table: &TrustTable) {
+        self.members.refresh_trusts(table);
+        if !self.members.trusts.is_empty() {
+            let by_slot = &self.members.trusts_by_slot;
+            let trust = |&slot: &Slot| by_slot.get(slot as usize).copied().unwrap_or_default();
+            self.columns.trusts.extend(self.columns.slots.iter().map(trust));
+        }
     }
 
     /// Looks up what each row has cached. Needs no lock.

@@ -1,77 +1,91 @@
 //! Passing the queue: a request decides at once, or waits for its turn and decides then (spec scheduling 3.4 to 3.9).
 //!
 //! Either way deciding, booking included, is one hold of the partition's lock with the judgement that let it: no two
-//! requests go on one freed rank.
+//! requests go on one freed rank. Only a policy with a lock of its own decides after that hold, so that another request
+//! may be let go before it has booked.
 
-use super::lookup::Scratch;
+use std::convert::Infallible;
+
+use super::{lookup::Scratch, select::Aim};
 use crate::selection::{
     core::{SelectionCore, queueing::shut_down},
     error::SelectionError,
     load::LoadTracker,
     moment::Moment,
-    partition::{Partition, PartitionRef, PartitionState},
-    policy::CacheWeights,
-    queue::{Arrival, Arriving, Departure, Placement, Ticket},
+    partition::{Choice, Partition, PartitionRef, PartitionState},
+    policy::{CacheWeights, Picked, inputs::WorkerInputs},
+    queue::{Arrival, Arriving, Departure, Placement},
     request::SelectRequest,
 };
 
-/// What one hold of the lock came to.
-enum Step<R> {
-    Decided(R),
-    Waits(Ticket),
-}
-
 impl SelectionCore {
-    /// Runs `decide` once, in the partition's critical section, when it is the request's turn; its time is handed in and
-    /// returned. `queued` is false for requests that pass the queue by.
+    /// Chooses a rank when it is the request's turn, and runs `then` once, under the partition's lock; its time is handed
+    /// in and returned. Some requests pass the queue by (`aim.queued`).
     ///
     /// # Errors
-    /// 429 when a limit of the queue is reached or the deadline passes before, while or after it waits; what `decide`
-    /// says.
+    /// 429 when a limit of the queue is reached or the deadline passes before, while or after it waits; what
+    /// the policy and `then` say.
     pub(super) async fn admitted<R>(
         &self,
         partition: &PartitionRef,
         request: &SelectRequest,
+        aim: &Aim,
         scratch: &mut Scratch,
         deadline: Option<Moment>,
-        queued: bool,
-        mut decide: impl FnMut(&mut PartitionState, &Scratch, Moment) -> Result<R, SelectionError>,
+        mut then: impl FnMut(&mut PartitionState, &Scratch, Moment, Picked) -> Result<R, SelectionError>,
     ) -> Result<(R, Moment), SelectionError> {
         // A classifier may have set a due time since.
+        let queued = aim.queued;
         let deadline = deadline.into_iter().chain(request.steering.due).min();
         if queued && is_over(deadline, self.clock.now()) {
             return Err(SelectionError::DeadlineExceeded);
         }
-        scratch.look_up(partition)?;
+        // Nobody asks for what a policy does not read.
+        let reads_cache = || partition.required_inputs().contains(WorkerInputs::CACHE);
+        if reads_cache() {
+            scratch.look_up(partition)?;
+        } else {
+            scratch.matches.classes.clear();
+        }
         let now = self.clock.now();
-        let step = partition.with_state(|state| {
+        let gate = |state: &mut PartitionState| {
             if queued
                 && state.queue.is_on()
                 && let Arrival::Waits(ticket) = self.arrive(partition, state, request, scratch, deadline, now)?
             {
-                return Ok(Step::Waits(ticket));
+                return Ok(Some(ticket));
             }
-            decide(state, scratch, now).map(Step::Decided)
-        });
-        let ticket = match step?? {
-            Step::Decided(decided) => return Ok((decided, now)),
-            Step::Waits(ticket) => ticket,
+            Ok(None)
+        };
+        let ticket = {
+            let wish = self.wish(partition, request, aim, scratch, now);
+            match partition.choose(&wish, gate, |state, picked| then(state, scratch, now, picked))? {
+                Choice::Made(decided) => return Ok((decided, now)),
+                Choice::Waits(ticket) => ticket,
+            }
         };
         let mut turn = partition.turn(ticket, deadline, &*self.clock).await?;
         let waited = self.clock.now().since(turn.arrived());
         // What was looked up names ranks by numbers that may mean others by now.
-        if self.config.overlap_refresh_after.is_some_and(|age| waited >= age) || !scratch.is_current(partition) {
+        let is_old =
+            self.config.overlap_refresh_after.is_some_and(|age| waited >= age) || !scratch.is_current(partition);
+        if is_old && reads_cache() {
             scratch.look_up(partition)?;
         }
         let now = self.clock.now();
         if is_over(deadline, now) {
             return Err(turn.expire());
         }
-        let decided = partition.with_state(|state| {
+        // A policy with a lock of its own decides after this hold: the next one of the queue may be judged before it books.
+        let gate = |state: &mut PartitionState| {
             turn.redeem(&mut state.queue, now);
-            decide(state, scratch, now)
-        });
-        Ok((decided??, now))
+            Ok(None::<Infallible>)
+        };
+        let wish = self.wish(partition, request, aim, scratch, now);
+        match partition.choose(&wish, gate, |state, picked| then(state, scratch, now, picked))? {
+            Choice::Made(decided) => Ok((decided, now)),
+            Choice::Waits(never) => match never {},
+        }
     }
 
     /// Weights of the tiers in estimates of cached tokens.

@@ -9,6 +9,7 @@ use crate::selection::{
     load::{BookingId, LoadTracker, NewBooking, Slot},
     moment::Moment,
     partition::{Partition, PartitionRef},
+    policy::inputs::WorkerInputs,
     replication::{Admission, BookingChange, BookingFacts},
 };
 
@@ -64,6 +65,9 @@ impl<'a> Booked<'a> {
     /// 500 when the index panics.
     pub(super) fn record(&self, locals: &[u64], seqs: &[u64]) -> Result<(), SelectionError> {
         let Some(approximate) = self.partition.index.approximate() else { return Ok(()) };
+        if !self.partition.required_inputs().contains(WorkerInputs::CACHE) {
+            return Ok(());
+        }
         let recorded = self.partition.health().contain(|| approximate.record(self.rank, locals, seqs, self.now));
         recorded.ok_or_else(|| SelectionError::Internal(format!("index of {} failed", self.partition.key)))
     }

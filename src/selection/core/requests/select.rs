@@ -20,7 +20,7 @@ use crate::selection::{
     moment::Moment,
     partition::{Partition, PartitionRef, PartitionState},
     pending::PendingSelection,
-    policy::{PickRequest, context::RequestFacts},
+    policy::{PickRequest, Picked, context::RequestFacts},
     prompt::Purpose,
     replication::{Admission, PrefillHint},
     request::{AffinityTarget, SelectRequest, SelectResponse, Steering},
@@ -41,12 +41,11 @@ impl SelectionCore {
             None => None,
         };
         let mut scratch = self.prepare(&partition, &request)?;
-        let aim = self.aim(&request.steering, bound, true);
-        let pick = |state: &mut PartitionState, scratch: &Scratch, now: Moment| {
-            self.pick(&partition, state, &request, &aim, scratch, now)
+        let aim = Aim { queued: !request.advisory, ..self.aim(&request.steering, bound, true) };
+        let then = |state: &mut PartitionState, scratch: &Scratch, _: Moment, picked: Picked| {
+            decision(&partition, state, scratch, picked)
         };
-        let (decision, now) =
-            self.admitted(&partition, &request, &mut scratch, deadline, !request.advisory, pick).await?;
+        let (decision, now) = self.admitted(&partition, &request, &aim, &mut scratch, deadline, then).await?;
         let load = request.advisory.then(|| decision.worker_load(&self.config));
         if let Some(id) = &request.selection_id {
             let selection = PendingSelection {
@@ -106,8 +105,8 @@ impl SelectionCore {
             expected_output_tokens: request.steering.expected_output_tokens,
             prefill: None,
         };
-        let decide = |state: &mut PartitionState, scratch: &Scratch, now: Moment| {
-            let decision = self.pick(partition, state, &request, &aim, scratch, now)?;
+        let then = |state: &mut PartitionState, scratch: &Scratch, now: Moment, picked: Picked| {
+            let decision = decision(partition, state, scratch, picked)?;
             self.check_session(state, &hold, &decision)?;
             let source = hints::fetch_source(&partition.index, &scratch.matches, &state.load, decision.picked.slot);
             if track {
@@ -117,7 +116,7 @@ impl SelectionCore {
             let expired = book(&admission, &mut state.load, claim.attempt(), decision.picked.slot, now)?;
             Ok(Chosen { decision, source, expired })
         };
-        let (chosen, now) = self.admitted(partition, &request, &mut scratch, deadline, true, decide).await?;
+        let (chosen, now) = self.admitted(partition, &request, &aim, &mut scratch, deadline, then).await?;
         let Chosen { decision, source, expired } = chosen;
         let mut booked = Booked::new(partition, decision.rank, claim.attempt(), now);
         booked.follow(tracked.sent(decision.rank));
@@ -193,7 +192,7 @@ impl SelectionCore {
         let asked = steering.affinity_target;
         let is_binding =
             asked.is_none() && bound.is_some() && self.config.session_affinity_mode == SessionAffinityMode::Hard;
-        Aim { target: asked.or(bound), is_binding, is_query }
+        Aim { target: asked.or(bound), is_binding, is_query, queued: true }
     }
 
     /// When a request is refused for being late.
@@ -202,16 +201,16 @@ impl SelectionCore {
         deadline.into_iter().chain(steering.due).min()
     }
 
-    fn pick(
+    /// What a policy is asked.
+    pub(super) fn wish<'a>(
         &self,
-        partition: &Partition,
-        state: &mut PartitionState,
-        request: &SelectRequest,
+        partition: &'a Partition,
+        request: &'a SelectRequest,
         aim: &Aim,
-        scratch: &Scratch,
+        scratch: &'a Scratch,
         now: Moment,
-    ) -> Result<Decision, SelectionError> {
-        let picked = state.pick(&PickRequest {
+    ) -> PickRequest<'a> {
+        PickRequest {
             prompt_tokens: scratch.prompt.isl_tokens(),
             sequence: scratch.prompt.sequence(),
             track_prefill_tokens: self.tracks_prefill(request.router_config_override.as_ref()),
@@ -226,10 +225,22 @@ impl SelectionCore {
             explain: request.explain,
             facts: facts(request, aim.is_query),
             now,
-        })?;
-        Decision::of(partition, state, scratch, picked)
-            .ok_or_else(|| SelectionError::Internal("selection policy chose a rank that does not exist".to_owned()))
+        }
     }
+}
+
+/// What an answer needs of a choice, while the state is locked.
+///
+/// # Errors
+/// 500 when the policy named no rank.
+fn decision(
+    partition: &Partition,
+    state: &PartitionState,
+    scratch: &Scratch,
+    picked: Picked,
+) -> Result<Decision, SelectionError> {
+    Decision::of(partition, state, scratch, picked)
+        .ok_or_else(|| SelectionError::Internal("selection policy chose a rank that does not exist".to_owned()))
 }
 
 /// What only policies of users read of a request.
@@ -248,12 +259,14 @@ fn facts(request: &SelectRequest, is_query: bool) -> RequestFacts<'_> {
 }
 
 /// Where a selection should go.
-struct Aim {
+pub(super) struct Aim {
     target: Option<AffinityTarget>,
     /// Whether the target is its session's binding, and bindings are law.
     is_binding: bool,
     /// Nothing is booked.
     is_query: bool,
+    /// It waits for its turn.
+    pub(super) queued: bool,
 }
 
 impl Aim {

@@ -126,7 +126,7 @@ impl Fixture {
     }
 
     fn with(config: SelectionConfig) -> Self {
-        Self::with_policies(config, Arc::new(builtin::default_policy))
+        Self::with_policies(config, Arc::new(|config, scope| builtin::default_policy(config, scope).into()))
     }
 
     fn with_policies(config: SelectionConfig, policies: Arc<PolicyFactory>) -> Self {

@@ -6,7 +6,7 @@ use super::*;
 use crate::selection::{
     SelectionError,
     load::LoadTracker,
-    policy::{PickRequest, Picked, SelectionPolicy},
+    policy::{PickRequest, Picked, SelectionPolicy, own::PartitionPolicy},
 };
 
 /// Panics while its switch is on, in one model's partition, and for ever once it did.
@@ -41,7 +41,8 @@ fn fixture() -> (Fixture, Arc<AtomicBool>) {
         Arc::new(move |config, scope| {
             let inner = builtin::default_policy(config, scope);
             let fragile = &*scope.key.model_name == "m";
-            Box::new(Fragile { inner, switch: Arc::clone(&switch), fragile, spoilt: false })
+            let policy = Fragile { inner, switch: Arc::clone(&switch), fragile, spoilt: false };
+            PartitionPolicy::UnderLock(Box::new(policy))
         })
     };
     let f = Fixture::with_policies(SelectionConfig { use_kv_events: false, ..SelectionConfig::default() }, policies);

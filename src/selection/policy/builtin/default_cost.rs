@@ -7,6 +7,8 @@ mod search;
 #[cfg(test)]
 mod tests;
 
+use std::sync::Arc;
+
 use self::{
     cost::{Formula, Weights},
     search::{Found, Scratch, Search},
@@ -55,6 +57,7 @@ pub struct DefaultCostParameters {
 pub struct DefaultCost {
     weights: Weights,
     honour_overrides: bool,
+    name: Option<Arc<str>>,
     scratch: Scratch,
 }
 
@@ -69,7 +72,12 @@ impl DefaultCost {
         honour_overrides: bool,
     ) -> Self {
         let weights = Weights { parameters, accounting, block_size: block_size.max(1) };
-        Self { weights, honour_overrides, scratch: Scratch::default() }
+        Self { weights, honour_overrides, name: None, scratch: Scratch::default() }
+    }
+
+    /// The name in explanations; `default` without one.
+    pub(in crate::selection::policy) fn with_name(self, name: Option<Arc<str>>) -> Self {
+        Self { name, ..self }
     }
 
     fn weights(&self, request: &PickRequest<'_>) -> Weights {
@@ -135,7 +143,7 @@ struct Orders {
 
 impl SelectionPolicy for DefaultCost {
     fn name(&self) -> &str {
-        "default"
+        self.name.as_deref().unwrap_or("default")
     }
 
     fn pick(

@@ -140,11 +140,11 @@ pub(super) fn explain(
         let mut cost_terms = Vec::new();
         if let Some(row) = row {
             let terms = table.formula.terms(&inputs);
-            cost_terms.push(("prefill", terms.prefill));
-            cost_terms.push(("decode", terms.decode));
-            cost_terms.push(("active_requests", terms.requests));
+            cost_terms.push(("prefill".into(), terms.prefill));
+            cost_terms.push(("decode".into(), terms.decode));
+            cost_terms.push(("active_requests".into(), terms.requests));
             if multiplied {
-                cost_terms.push(("preferred_taints", row.cost - table.formula.cost(&inputs, 1.0)));
+                cost_terms.push(("preferred_taints".into(), row.cost - table.formula.cost(&inputs, 1.0)));
             }
         }
         let cached = inputs.cached;
@@ -152,6 +152,7 @@ pub(super) fn explain(
             worker_id: rank.worker_id,
             dp_rank: rank.dp_rank,
             verdict,
+            rejected_by: None,
             cached_blocks: [cached.device, cached.host, cached.disk, cached.external],
             active_prefill_tokens: inputs.load.prefill_tokens,
             active_blocks: inputs.load.blocks,

@@ -206,7 +206,7 @@ fn an_explanation_accounts_for_every_rank() {
     let load =
         (second.active_prefill_tokens, second.active_blocks, second.active_requests, second.shared_active_blocks);
     assert_eq!(load, (40, 2, 1, 2));
-    assert_eq!(second.cost_terms[0], ("prefill", 6.5 - 1.0 - 0.75 - 0.5));
+    assert_eq!(second.cost_terms[0], ("prefill".into(), 6.5 - 1.0 - 0.75 - 0.5));
     assert_eq!(explained.candidates[0].cost_terms[3].0, "preferred_taints");
     let pinned = fleet.pick(&Ask { pin: Some(WorkerWithDpRank::new(3, 0)), ..prompt.clone() }).unwrap();
     let verdicts: Vec<&str> = pinned.explanation.unwrap().candidates.iter().map(|row| row.verdict).collect();

@@ -1,0 +1,142 @@
+//! Which policy partitions get: by the role of their workers, from what the host links and its configuration chooses.
+
+use std::sync::Arc;
+
+use parking_lot::MutexGuard;
+
+use super::{PartitionFilter, SelectionCore, reconcile::RECORDS_AT_ONCE};
+use crate::selection::{
+    config::{ConfigError, SelectionConfig},
+    error::SelectionError,
+    load::LoadTracker,
+    partition::{PartitionRef, PolicyFactory},
+    policy::{
+        PickRequest, Picked, SelectionPolicy, builtin, failures::PluginFailures, inputs::WorkerInputs,
+        own::PartitionPolicy, registry::RouterPluginRegistry, stages::WorkerSelectionPolicyFactory,
+    },
+    worker::WorkerRole,
+};
+
+/// Where a core's policies come from.
+pub enum Plugins<'a> {
+    /// What the configuration chooses among the linked types. The choice for `role` must be possible; one for another
+    /// role that is not is logged, and selections of such partitions fail with the reason.
+    Registry {
+        /// Linked types.
+        registry: &'a RouterPluginRegistry,
+        /// The role that the host serves above all.
+        role: WorkerRole,
+    },
+    /// This factory, whatever is configured.
+    Factory(WorkerSelectionPolicyFactory),
+}
+
+impl std::fmt::Debug for Plugins<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Registry { registry, role } => {
+                f.debug_struct("Registry").field("registry", registry).field("role", role).finish()
+            }
+            Self::Factory(_) => f.write_str("Factory"),
+        }
+    }
+}
+
+/// What partitions of one role get.
+#[derive(Clone)]
+enum Choice {
+    Default,
+    From(WorkerSelectionPolicyFactory),
+    Impossible(String),
+}
+
+impl Plugins<'_> {
+    pub(super) fn policies(
+        &self,
+        config: &SelectionConfig,
+        failures: &Arc<PluginFailures>,
+    ) -> Result<Arc<PolicyFactory>, ConfigError> {
+        let choices = match self {
+            Self::Factory(factory) => WorkerRole::ALL.map(|_| Choice::From(Arc::clone(factory))),
+            Self::Registry { registry, role } => {
+                let mut resolved = registry.resolve_roles(config, failures);
+                if let Err(error) = &resolved[*role as usize] {
+                    return Err(ConfigError(error.to_string()));
+                }
+                WorkerRole::ALL.map(|role| match std::mem::replace(&mut resolved[role as usize], Ok(None)) {
+                    Ok(None) => Choice::Default,
+                    Ok(Some(factory)) => Choice::From(factory),
+                    Err(error) => {
+                        tracing::warn!(%role, %error, "policy of a role cannot be used; its selections will fail");
+                        Choice::Impossible(error.to_string())
+                    }
+                })
+            }
+        };
+        let failures = Arc::clone(failures);
+        Ok(Arc::new(move |config, scope| match &choices[scope.role as usize] {
+            Choice::Default => PartitionPolicy::UnderLock(builtin::default_policy(config, scope)),
+            Choice::From(factory) => PartitionPolicy::make(factory, config, scope, &failures),
+            Choice::Impossible(reason) => PartitionPolicy::UnderLock(Box::new(Refusal(reason.clone()))),
+        }))
+    }
+}
+
+/// Fails every selection with its reason.
+struct Refusal(String);
+
+impl SelectionPolicy for Refusal {
+    fn name(&self) -> &str {
+        "none"
+    }
+
+    fn pick(
+        &mut self,
+        _: &PickRequest<'_>,
+        _: &mut LoadTracker,
+        _: &mut fastrand::Rng,
+    ) -> Result<Picked, SelectionError> {
+        Err(SelectionError::Internal(self.0.clone()))
+    }
+}
+
+impl SelectionCore {
+    /// What plugins did wrong so far.
+    pub fn plugin_failures(&self) -> &Arc<PluginFailures> {
+        &self.plugin_failures
+    }
+
+    /// Gives every partition a policy from `plugins`, chosen by `config`; the core's other settings stay. Bookings and
+    /// sessions stay, state of the policies before does not. Listeners come or go as the new policies ask for.
+    ///
+    /// # Errors
+    /// The policy for the host's role cannot be; nothing has changed then.
+    pub fn replace_policies(&self, config: &SelectionConfig, plugins: &Plugins<'_>) -> Result<(), ConfigError> {
+        let policies = plugins.policies(config, &self.plugin_failures)?;
+        // Under the catalog's lock no partition comes that would keep the old ones.
+        let mut catalog = self.catalog.lock();
+        *self.policies.write() = Arc::clone(&policies);
+        for partition in self.partitions(&PartitionFilter::default()) {
+            let read_cache = reads_cache(&partition);
+            partition.replace_policy(&policies);
+            if reads_cache(&partition) == read_cache {
+                continue;
+            }
+            let attached = catalog.workers.iter().filter(|(_, entry)| {
+                entry.attached.as_ref().is_some_and(|attached| Arc::ptr_eq(&attached.partition, &partition))
+            });
+            let records: Vec<_> = attached.map(|(_, entry)| Arc::clone(&entry.record)).collect();
+            for (count, record) in records.into_iter().enumerate() {
+                if count > 0 && count % RECORDS_AT_ONCE == 0 {
+                    MutexGuard::bump(&mut catalog);
+                }
+                self.put(&mut catalog, Arc::clone(&record.request), record.state, Arc::clone(&record.owner));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn reads_cache(partition: &PartitionRef) -> bool {
+    partition.required_inputs().contains(WorkerInputs::CACHE)
+}
