@@ -131,7 +131,7 @@ impl SelectionServiceBuilder {
         self
     }
 
-    /// Lets classifiers of this factory see requests before they queue.
+    /// Lets classifiers of this factory see requests before they queue, whatever is configured.
     #[must_use]
     pub fn request_classifier(mut self, factory: RequestClassifierFactory) -> Self {
         self.classifier.factory = Some(factory);
@@ -164,7 +164,12 @@ impl SelectionServiceBuilder {
             Some(sources) => Sources::host(sources),
             None => Sources::listeners(runtime.clone(), self.listener),
         };
-        let parts = (self.plugins, self.classifier, runtime);
+        let mut classifier = self.classifier;
+        if classifier.factory.is_none() {
+            let resolved = self.plugins.registry.resolve_request_classifier(&self.config.selection);
+            classifier.factory = resolved.map_err(|error| ConfigError(error.to_string()))?;
+        }
+        let parts = (self.plugins, classifier, runtime);
         Ok(SelectionService::start(self.config, self.clock, sources, self.mesh, parts)?)
     }
 }

@@ -6,10 +6,14 @@ use std::{
 };
 
 use pointsman::{
+    WorkerType,
     http::HttpConfig,
-    plugins::request_classifier::{
-        ClassifyEvent, ClassifyFuture, ClassifyRequest, RequestClassifier, RequestClassifierFactory, WorkerWithDpRank,
-        async_trait,
+    plugins::{
+        request_classifier::{
+            ClassifyEvent, ClassifyFuture, ClassifyRequest, RequestClassifier, RequestClassifierConfig,
+            RequestClassifierFactory, RequestClassifierParameters, WorkerWithDpRank, async_trait,
+        },
+        router_plugin_registry,
     },
     selection::{SelectionError, request::SelectRequest},
     service::{SelectionService, SelectionServiceBuilder},
@@ -178,4 +182,26 @@ async fn a_host_that_manages_lifecycles_says_which_requests_are_classified() {
     let _lifecycle = service.begin_request_lifecycle("m", "default", "fails").unwrap().unwrap();
     let failed = service.select_and_reserve(SelectRequest { selection_id: Some("fails".to_owned()), ..request }).await;
     assert_eq!(failed, Err(SelectionError::Classifier("request classifier failed: a secret".to_owned())));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_configured_classifier_comes_from_the_registry() {
+    let heard = Heard::default();
+    let mut registry = router_plugin_registry();
+    let made = factory(&heard);
+    registry.register_request_classifier("by-name", Arc::new(move |_| Ok(made.clone()))).unwrap();
+    let with = |classifier_type: &str| {
+        let mut config = service_config();
+        config.selection.request_classifier = Some(Arc::new(RequestClassifierConfig {
+            classifier_type: classifier_type.to_owned(),
+            parameters: RequestClassifierParameters::default(),
+        }));
+        SelectionServiceBuilder::with_plugins(config, WorkerType::default(), registry.clone()).build()
+    };
+    let refused = with("no-such").unwrap_err().to_string();
+    let text = "unknown request-classifier type \"no-such\"; linked classifier types: by-name, thunderagent";
+    assert_eq!(refused, text);
+    let server = serve(with("by-name").unwrap()).await;
+    assert_eq!(reserve(&server, "to-2").await.1["worker_id"], 2);
+    hears(&heard, "sent to-2 2").await;
 }

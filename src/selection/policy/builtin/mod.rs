@@ -55,6 +55,8 @@ pub fn router_plugin_registry() -> RouterPluginRegistry {
         let registered = registry.register_worker_selection(name, provider());
         debug_assert!(registered.is_ok(), "the names are distinct");
     }
+    let registered = register_classifiers(&mut registry);
+    debug_assert!(registered.is_ok(), "nothing was registered before");
     registry
 }
 
