@@ -122,6 +122,8 @@ words! {
         Replays = "replays",
         /// Those that failed or were not answered to the end in time.
         FailedReplays = "failed_replays",
+        /// Replays that told of another stream than the publisher's.
+        ContradictedReplays = "contradicted_replays",
         /// Batches that came by replay.
         ReplayedBatches = "replayed_batches",
         /// Publisher restarts detected.

@@ -103,8 +103,8 @@ pub(super) struct Listener<T> {
     inherited: bool,
     /// When a peer's position must have been reached by what was on its way.
     settle: Option<Instant>,
-    /// When a restart, and a loss, was last logged.
-    logged: [Option<Instant>; 2],
+    /// When a restart, a loss, and a replay of another stream was last logged.
+    logged: [Option<Instant>; 3],
     position: Position,
     /// Its silence apart.
     trust: Trust,
@@ -132,7 +132,7 @@ impl<T: EventTarget> Listener<T> {
             started: false,
             inherited: false,
             settle: None,
-            logged: [None; 2],
+            logged: [None; 3],
             position: Position::default(),
             trust: Trust::default(),
             silence,
@@ -237,6 +237,11 @@ impl<T: EventTarget> Listener<T> {
             tried = None;
             verdict = self.position.judge(seq, mark);
         }
+        if verdict == Verdict::Contradiction {
+            let proven = self.contradicted(subscriber, seq, mark).await;
+            tried = (!proven).then_some((seq, false));
+            verdict = self.position.judge(seq, mark);
+        }
         if matches!(verdict, Verdict::Gap { .. }) {
             self.shared.count(Count::Gaps);
             let answered = match tried {
@@ -282,6 +287,12 @@ impl<T: EventTarget> Listener<T> {
             );
         }
         self.shared.count(Count::PublisherRestarts);
+        self.forget();
+        self.set_trust(Trust::Complete);
+    }
+
+    /// Forgets all that was learned of the publisher.
+    fn forget(&mut self) {
         {
             let mut stream = self.shared.stream.lock();
             stream.begin_anew();
@@ -292,7 +303,6 @@ impl<T: EventTarget> Listener<T> {
         self.inherited = false;
         self.settle = None;
         self.position.restart();
-        self.set_trust(Trust::Complete);
     }
 
     /// Batches `from..upto` are lost for good. Where a replay socket answers, the blocks of before are forgotten and

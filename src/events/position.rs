@@ -1,9 +1,16 @@
 //! Where a stream stands, and what a number means against it (spec index 4.2, design 9.5). Pure: no socket, no clock.
 //!
 //! Invariants: a number is applied at most once; numbers that came by replay never make a live one look like a restart
-//! on the same connection; a publisher that restarted is recognised by what it sends first.
+//! on the same connection, nor hide one that the replay did not show; a publisher that restarted is recognised by what
+//! it sends first.
+
+use std::collections::VecDeque;
 
 use super::replay::Found;
+
+/// Replayed batches remembered until the live stream has shown them too. It trails a replay by the batches published
+/// in a round trip or two; one that trails by more is filled anew from where it is.
+const MAX_UNCONFIRMED: usize = 256;
 
 /// Position of one stream. Numbers count batches, from 0 in each publisher process.
 #[derive(Debug, Default)]
@@ -18,6 +25,24 @@ pub struct Position {
     floor: Option<u64>,
     /// The position is a peer's: numbers up to it may still be on their way here.
     resumed: bool,
+    /// What came by replay and not live so far.
+    unconfirmed: Option<Unconfirmed>,
+}
+
+/// Batches that a replay socket alone vouches for.
+#[derive(Debug)]
+struct Unconfirmed {
+    /// All numbers from here up to the position.
+    first: u64,
+    /// Number and fingerprint of the newest of them, oldest first.
+    marks: VecDeque<(u64, u64)>,
+}
+
+impl Unconfirmed {
+    /// Whether the live batch `seq` is what the replay told.
+    fn agrees(&self, seq: u64, mark: u64) -> bool {
+        self.marks.binary_search(&(seq, mark)).is_ok()
+    }
 }
 
 /// What to do with a live batch.
@@ -29,6 +54,8 @@ pub enum Verdict {
     Duplicate,
     /// The publisher counts from 0 again: forget everything, then judge again.
     Restart,
+    /// The replay socket told another batch of that number, or passed over it: what it told is of another stream.
+    Contradiction,
     /// Batches from here up to it are missing.
     Gap {
         /// The first missing number.
@@ -69,15 +96,28 @@ impl Position {
         }
         match self.at {
             Some(at) if seq == at && self.undecoded => Verdict::Apply,
+            Some(at) if seq <= at && self.contradicts(seq, mark) => Verdict::Contradiction,
             Some(at) if seq <= at => Verdict::Duplicate,
             _ if seq == self.next() => Verdict::Apply,
             _ => Verdict::Gap { from: self.next() },
         }
     }
 
+    fn contradicts(&self, seq: u64, mark: u64) -> bool {
+        self.unconfirmed.as_ref().is_some_and(|replayed| seq >= replayed.first && !replayed.agrees(seq, mark))
+    }
+
     /// A live batch was judged and dealt with.
     pub fn saw_live(&mut self, seq: u64) {
         self.last_live = Some(seq);
+        match &mut self.unconfirmed {
+            Some(replayed) if self.at.is_some_and(|at| seq < at) => {
+                replayed.first = replayed.first.max(seq + 1);
+                let known = replayed.marks.partition_point(|&(at, _)| at <= seq);
+                replayed.marks.drain(..known);
+            }
+            _ => self.unconfirmed = None,
+        }
     }
 
     /// Goes on from a peer's position: that batch, whose payload has fingerprint `mark`, and all before it are in the
@@ -93,8 +133,16 @@ impl Position {
         }
     }
 
-    /// The batch `seq` is about to be applied.
+    /// The batch `seq` is about to be applied: the live one seen last, or one that came by replay.
     pub fn advance(&mut self, seq: u64, mark: u64) {
+        if self.last_live != Some(seq) {
+            let first = self.next();
+            let replayed = self.unconfirmed.get_or_insert_with(|| Unconfirmed { first, marks: VecDeque::new() });
+            if replayed.marks.len() == MAX_UNCONFIRMED {
+                replayed.marks.pop_front();
+            }
+            replayed.marks.push_back((seq, mark));
+        }
         self.resumed = false;
         self.at = Some(seq);
         self.mark = mark;
@@ -127,6 +175,8 @@ pub struct Refill {
     anchor: Option<u64>,
     /// First number that the live stream has itself.
     until: Option<u64>,
+    /// Nothing but the anchor is wanted.
+    only_proof: bool,
 }
 
 /// What to do with a replayed batch.
@@ -147,16 +197,22 @@ pub enum Step {
 impl Refill {
     /// Asks for everything after the position.
     pub fn missing(position: &Position) -> Self {
-        Self { from: position.next(), anchor: None, until: None }
+        Self { from: position.next(), anchor: None, until: None, only_proof: false }
     }
 
     /// Asks from the newest known batch on, that one included, after a reconnect: a publisher that restarted has
     /// another one of that number or none.
     pub fn verify(position: &Position) -> Self {
         match position.anchor() {
-            Some((at, mark)) => Self { from: at, anchor: Some(mark), until: None },
+            Some((at, mark)) => Self { from: at, anchor: Some(mark), until: None, only_proof: false },
             None => Self::missing(position),
         }
+    }
+
+    /// Asks for the live batch `seq`, whose payload has fingerprint `mark`, to find out whether the replay socket is of
+    /// the stream that brought it.
+    pub fn proof(seq: u64, mark: u64) -> Self {
+        Self { from: seq, anchor: Some(mark), until: None, only_proof: true }
     }
 
     /// The number to ask for.
@@ -181,7 +237,7 @@ impl Refill {
 
     /// Whether nothing is missing any more.
     pub fn done(&self, position: &Position) -> bool {
-        self.anchor.is_none() && self.until.is_some_and(|until| position.next() >= until)
+        self.anchor.is_none() && (self.only_proof || self.until.is_some_and(|until| position.next() >= until))
     }
 
     /// Judges a replayed batch.
@@ -196,11 +252,62 @@ impl Refill {
                 return if found.mark == mark { Step::Verified } else { Step::Restarted };
             }
             // The known batch is gone from the ring, so nothing proves that this publisher is the one it came from.
-            return Step::Hole;
+            return if self.only_proof { Step::Restarted } else { Step::Hole };
         }
         if self.until.is_some_and(|until| seq >= until) || seq < position.next() {
             return Step::Skip;
         }
         if seq == position.next() { Step::Apply } else { Step::Hole }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A position that a replay brought to where `numbers` end; each batch has its number as fingerprint.
+    fn replayed(numbers: impl IntoIterator<Item = u64>) -> Position {
+        let mut position = Position::default();
+        for number in numbers {
+            position.advance(number, number);
+        }
+        position
+    }
+
+    #[test]
+    fn live_batches_up_to_the_position_are_held_against_what_replay_told() {
+        let mut position = replayed([0, 1, 5]);
+        assert_eq!(position.judge(1, 1), Verdict::Duplicate);
+        assert_eq!(position.judge(1, 7), Verdict::Contradiction, "another batch of that number");
+        assert_eq!(position.judge(3, 3), Verdict::Contradiction, "passed over by the replay");
+        assert_eq!(position.judge(6, 6), Verdict::Apply);
+        position.saw_live(1);
+        assert_eq!(position.judge(1, 7), Verdict::Duplicate, "repeated on the same connection");
+        assert_eq!(position.judge(2, 2), Verdict::Contradiction);
+        assert_eq!(position.judge(5, 5), Verdict::Duplicate);
+        position.saw_live(5);
+        assert!(position.unconfirmed.is_none());
+    }
+
+    #[test]
+    fn the_memory_of_a_replay_is_bounded_and_forgets_the_oldest() {
+        let position = replayed(0..10_000);
+        let marks = &position.unconfirmed.as_ref().unwrap().marks;
+        assert_eq!((marks.len(), marks.front()), (MAX_UNCONFIRMED, Some(&(9744, 9744))));
+        assert_eq!(position.judge(9_999, 9_999), Verdict::Duplicate);
+        assert_eq!(position.judge(9_000, 9_000), Verdict::Contradiction, "nothing vouches for it any more");
+    }
+
+    #[test]
+    fn what_came_live_or_from_a_peer_is_no_matter_of_replay() {
+        let mut position = Position::default();
+        position.resume(9, 9);
+        position.advance(10, 10);
+        assert_eq!(position.judge(7, 1), Verdict::Duplicate);
+        assert_eq!(position.judge(10, 1), Verdict::Contradiction);
+        let mut position = Position::default();
+        position.saw_live(3);
+        position.advance(3, 3);
+        assert_eq!(position.judge(3, 4), Verdict::Duplicate);
     }
 }

@@ -109,6 +109,8 @@ pub struct ListenerStatus {
     pub replays: u64,
     /// Of those, failed or not answered to the end in time.
     pub failed_replays: u64,
+    /// Replays that told of another stream than the publisher's.
+    pub contradicted_replays: u64,
     /// Publisher restarts detected.
     pub publisher_restarts: u64,
     /// Restarts of the listener itself.
@@ -300,6 +302,7 @@ impl Shared {
             unfilled_gaps: count(Count::UnfilledGaps),
             replays: count(Count::Replays),
             failed_replays: count(Count::FailedReplays),
+            contradicted_replays: count(Count::ContradictedReplays),
             publisher_restarts: count(Count::PublisherRestarts),
             listener_restarts: count(Count::ListenerRestarts),
             dropped: self.own.dropped_by_reason(),

@@ -17,7 +17,7 @@ use super::{
         status::ListenerState,
         transport::{Subscriber, SubscriberEvent},
     },
-    FIRST_RETRY, LAST_RETRY, Listener, describe, live_frames,
+    FIRST_RETRY, LAST_RETRY, Listener, describe, is_due, live_frames,
 };
 use crate::selection::ingest::Trust;
 
@@ -60,6 +60,29 @@ impl<T: EventTarget> Listener<T> {
             self.retry = (self.retry * 2).min(LAST_RETRY);
         }
         self.shared.set_position(self.position.at(), self.position.last_live());
+    }
+
+    /// The live batch `seq` is not what the replay socket told, so what it told is of another stream or of none, and
+    /// went into the index beside what came live. All of it is forgotten, and asked for again only where the socket
+    /// can now show this very batch; `true` then.
+    pub(super) async fn contradicted(&mut self, subscriber: &mut Subscriber, seq: u64, mark: u64) -> bool {
+        let source = &self.shared.source;
+        if is_due(&mut self.logged[2]) {
+            tracing::warn!(
+                worker_id = source.worker_id,
+                dp_rank = source.dp_rank,
+                replay_endpoint = source.replay_endpoint,
+                seq,
+                position = self.position.at(),
+                "the replay socket tells of another stream than the publisher; what it told is forgotten"
+            );
+        }
+        self.shared.count(Count::ContradictedReplays);
+        self.forget();
+        self.set_trust(Trust::Partial);
+        let outcome = self.refill(subscriber, Refill::proof(seq, mark)).await;
+        self.tried = None;
+        outcome.needless
     }
 
     /// Makes one request and applies the answers to it that are missing.
@@ -117,7 +140,7 @@ impl<T: EventTarget> Listener<T> {
                 break;
             }
         }
-        outcome.needless = refill.done(&self.position);
+        outcome.needless = !outcome.restarted && refill.done(&self.position);
         if failed && !outcome.needless {
             self.shared.count(Count::FailedReplays);
         }
@@ -159,7 +182,10 @@ impl<T: EventTarget> Listener<T> {
                     refill.live_at(seq);
                     match newest {
                         Some((newest, _)) => seq >= newest,
-                        None => self.position.judge(seq, replay::fingerprint(payload)) != Verdict::Restart,
+                        None => !matches!(
+                            self.position.judge(seq, replay::fingerprint(payload)),
+                            Verdict::Restart | Verdict::Contradiction
+                        ),
                     }
                 }
                 None => true,

@@ -1,5 +1,6 @@
 //! Streams over real sockets: joins, gaps, replays, restarts.
 
+mod contradictions;
 mod engine;
 mod gaps;
 mod joins;

@@ -65,13 +65,18 @@ async fn both_framings_of_answers_are_read() {
             (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect()
         };
         let replies = case["replies_hex"].as_array().unwrap();
+        // An engine answers with the very bytes it published.
+        let third = replies.iter().map(|reply| reply.as_array().unwrap()).find_map(|reply| {
+            let at = reply.iter().position(|frame| *frame == "0000000000000003")?;
+            Some(bytes(&reply[at + 1]))
+        });
         let fixed = replies.iter().map(|reply| reply.as_array().unwrap().iter().map(bytes).collect()).collect();
         let publisher = Publisher::bind();
         let replay = Replay::bind(Ring { fixed: Some(fixed), ..Ring::default() });
         let rig = Rig::new(&publisher.endpoint, Some(&replay.endpoint));
         publisher.subscribed().await;
         let event = json!(["BlockStored", [2003], 2002, [1012, 1013, 1014, 1015], 4]);
-        publisher.send(3, &pack(&json!([1.5, [event], 0])));
+        publisher.send(3, &third.unwrap_or_else(|| pack(&json!([1.5, [event], 0]))));
         for seq in 4..104 {
             publisher.send(seq, &pack(&json!([1.5, [], 0])));
         }
