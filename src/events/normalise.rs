@@ -30,6 +30,10 @@ pub trait EventTarget {
     fn block_size(&self) -> u32;
     /// The rank of batches that name none.
     fn registered_rank(&self) -> u32;
+    /// The registered rank that a batch means by `dp_rank`; `None` for one that nobody registered.
+    fn registered(&self, dp_rank: u32) -> Option<u32> {
+        (dp_rank == self.registered_rank()).then_some(dp_rank)
+    }
     /// [`EventSink::store`].
     fn store(&self, dp_rank: u32, tier: Tier, parent: Option<u64>, blocks: &[StoredBlock]) -> StoreOutcome;
     /// [`EventSink::remove`].
@@ -49,6 +53,10 @@ impl EventTarget for EventSink {
 
     fn registered_rank(&self) -> u32 {
         self.registered_rank()
+    }
+
+    fn registered(&self, dp_rank: u32) -> Option<u32> {
+        self.registered(dp_rank)
     }
 
     fn store(&self, dp_rank: u32, tier: Tier, parent: Option<u64>, blocks: &[StoredBlock]) -> StoreOutcome {
@@ -94,11 +102,13 @@ pub fn apply(
         tally.drop(DropReason::from(reject), u64::from(batch.rejected(reject)));
     }
     tally.add(Count::Batches, 1);
-    let rank = batch.rank().unwrap_or_else(|| target.registered_rank());
+    let named = batch.rank().unwrap_or_else(|| target.registered_rank());
+    let registered = target.registered(named);
+    let rank = registered.unwrap_or(named);
     if batch.events().is_empty() {
         return Applied::default();
     }
-    let Some(memory) = memories.of(rank) else {
+    let Some(memory) = memories.of(rank, registered.is_some()) else {
         tally.drop(DropReason::TooManyRanks, batch.events().len() as u64);
         return Applied::default();
     };

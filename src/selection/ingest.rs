@@ -153,6 +153,12 @@ impl EventSink {
         self.inner.dp_rank
     }
 
+    /// The registered rank of the worker that a batch of this stream means by `dp_rank`.
+    pub fn registered(&self, dp_rank: u32) -> Option<u32> {
+        let (rank, registered) = self.index_rank(dp_rank);
+        registered.then_some(rank)
+    }
+
     /// `dp_rank` of the worker now holds `blocks`. A closed sink drops the event as [`StoreOutcome::Full`].
     pub fn store(&self, dp_rank: u32, tier: Tier, parent: Option<u64>, blocks: &[StoredBlock]) -> StoreOutcome {
         let stored =

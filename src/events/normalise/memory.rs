@@ -12,6 +12,9 @@ use crate::selection::{Tier, worker::MAX_DATA_PARALLEL_SIZE};
 /// Cache groups remembered for a rank; real hybrid models have fewer than ten.
 const MAX_GROUPS: usize = 1024;
 
+/// Ranks that nobody registered and that one stream's batches may name; registered ones always have their place.
+const MAX_FOREIGN: usize = MAX_DATA_PARALLEL_SIZE as usize;
+
 /// Salted blocks remembered for a rank, as many as the largest caches hold; about 100 MB when full.
 const MAX_SALTED: usize = 1 << 22;
 
@@ -21,21 +24,28 @@ const MAX_EXPORTED: usize = 1 << 18;
 /// The memories of every rank that one listener's batches named.
 #[derive(Debug, Default)]
 pub struct RankMemories {
+    /// By the rank the index knows it under.
     ranks: HashMap<u32, RankMemory>,
+    /// How many of them nobody registered.
+    foreign: usize,
 }
 
 impl RankMemories {
-    /// The memory of `rank`; `None` when the batches named as many ranks as a worker may have.
-    pub(super) fn of(&mut self, rank: u32) -> Option<&mut RankMemory> {
-        if self.ranks.len() >= MAX_DATA_PARALLEL_SIZE as usize && !self.ranks.contains_key(&rank) {
-            return None;
+    /// The memory of `rank`; `None` when it is not registered and the batches named as many such ranks as they may.
+    pub(super) fn of(&mut self, rank: u32, registered: bool) -> Option<&mut RankMemory> {
+        match self.ranks.entry(rank) {
+            Entry::Occupied(known) => Some(known.into_mut()),
+            Entry::Vacant(_) if !registered && self.foreign >= MAX_FOREIGN => None,
+            Entry::Vacant(free) => {
+                self.foreign += usize::from(!registered);
+                Some(free.insert(RankMemory::default()))
+            }
         }
-        Some(self.ranks.entry(rank).or_default())
     }
 
     /// Forgets all: the publisher restarted.
     pub fn forget(&mut self) {
-        self.ranks = HashMap::new();
+        *self = Self::default();
     }
 
     /// As bytes, for [`Self::read`]; `None` when that is more than a snapshot carries. For each rank, all little endian:
@@ -76,7 +86,13 @@ impl RankMemories {
         }
         let mut read = Self::default();
         while !bytes.is_empty() {
-            let memory = read.of(u32::from_le_bytes(take(&mut bytes)?))?;
+            let rank = u32::from_le_bytes(take(&mut bytes)?);
+            // Which of them are registered is not told; both kinds are bounded.
+            let is_known = read.ranks.contains_key(&rank);
+            if !is_known && read.ranks.len() >= MAX_FOREIGN + MAX_DATA_PARALLEL_SIZE as usize {
+                return None;
+            }
+            let memory = read.ranks.entry(rank).or_default();
             let groups = u32::from_le_bytes(take(&mut bytes)?);
             for _ in 0..groups {
                 let group = u32::from_le_bytes(take(&mut bytes)?);

@@ -163,7 +163,38 @@ fn batches_name_the_rank() {
         let batch = json!([1.5, [["AllBlocksCleared"]], rank]);
         stream.payload(&crate::events::testing::pack(&batch));
     }
-    assert_eq!(stream.tally.dropped(DropReason::TooManyRanks), 10);
+    // Rank 0 is registered, and counts apart.
+    assert_eq!(stream.tally.dropped(DropReason::TooManyRanks), 9);
+}
+
+#[test]
+fn the_registered_rank_has_its_place_whatever_others_a_batch_named_before() {
+    let mut stream = Stream::new(4);
+    for rank in 1..=2 * crate::selection::worker::MAX_DATA_PARALLEL_SIZE {
+        stream.payload(&crate::events::testing::pack(&json!([1.5, [["AllBlocksCleared"]], rank])));
+    }
+    assert!(stream.tally.dropped(DropReason::TooManyRanks) > 0);
+    stream.events(json!([store(json!([1]), json!(null), &A, json!({}))]));
+    assert_eq!(stream.target.device(&A), 1);
+    let applied = stream.payload(&crate::events::testing::pack(&json!([1.5, [["AllBlocksCleared"]], 0])));
+    assert_eq!((stream.target.device(&A), applied.cleared), (0, true));
+}
+
+#[test]
+fn kinds_of_groups_are_remembered_up_to_a_limit() {
+    let mut stream = Stream::new(4);
+    let named = |group: u32, kind: Value| {
+        store(json!([group + 1]), json!(null), &A, json!({"group_idx": group, "kv_cache_spec_kind": kind}))
+    };
+    for group in 0..1_100 {
+        stream.events(json!([named(group, json!("full_attention"))]));
+    }
+    let dropped = |stream: &Stream| stream.tally.dropped(DropReason::AttentionGroup);
+    assert_eq!(dropped(&stream), 0);
+    stream.events(json!([named(1_023, json!(null)), named(1_024, json!(null))]));
+    assert_eq!(dropped(&stream), 1, "the last of 1,024, and one too many");
+    stream.events(json!([named(7, json!("sliding_window")), named(7, json!(null))]));
+    assert_eq!(dropped(&stream), 3, "what is remembered may still change");
 }
 
 #[test]
