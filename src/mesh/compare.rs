@@ -5,7 +5,7 @@
 //! rarely, until one of both sides changes.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::Arc,
     time::Duration,
 };
@@ -13,9 +13,9 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    follow::Followed,
+    followed::Followed,
     peers::Peers,
-    wire::beacon::{MAX_PARTITIONS, PartitionState},
+    wire::beacon::{MAX_PARTITIONS, OriginState, PartitionState},
 };
 use crate::selection::{PartitionKey, core::OriginDigest, replication::RouterId};
 
@@ -132,7 +132,8 @@ pub(super) fn compare(
     lost_since: Option<u64>,
 ) {
     let now = Instant::now();
-    for state in theirs {
+    let gone = partitions_without(peers, sender, theirs);
+    for state in theirs.iter().chain(&gone) {
         let key = PartitionKey::new(&*state.model_name, &*state.routing_group);
         let Some(ours) = peers.core.partition_digest(&key) else { continue };
         if ours.block_size != state.block_size {
@@ -164,6 +165,27 @@ pub(super) fn compare(
         }
     }
     followed.state.lock().comparison.forget_old(now);
+}
+
+/// Partitions in which bookings of `sender` are known here and that it does not have: nothing of it lives there, whoever
+/// said so. A beacon that is full may leave partitions out.
+fn partitions_without(peers: &Peers, sender: RouterId, theirs: &[PartitionState]) -> Vec<PartitionState> {
+    if theirs.len() >= MAX_PARTITIONS {
+        return Vec::new();
+    }
+    let told: HashSet<(&str, &str)> = theirs.iter().map(|state| (&*state.model_name, &*state.routing_group)).collect();
+    let ours = peers.core.partition_digests().into_iter();
+    let untold = ours.filter(|digests| {
+        !told.contains(&(&*digests.partition.model_name, &*digests.partition.routing_group))
+            && digests.origins.iter().any(|known| known.origin == sender && known.load.bookings > 0)
+    });
+    let nothing = untold.map(|digests| PartitionState {
+        model_name: digests.partition.model_name.to_string(),
+        routing_group: digests.partition.routing_group.to_string(),
+        block_size: digests.block_size,
+        origins: vec![OriginState { router_id: sender, ..OriginState::default() }],
+    });
+    nothing.collect()
 }
 
 #[cfg(test)]

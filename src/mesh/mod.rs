@@ -5,7 +5,7 @@
 //! | `wire` | messages, those of the reference and our own |
 //! | `outlet` | the publisher, sequence numbers, beacons |
 //! | `peers` | which publishers are followed |
-//! | `follow` | one followed publisher: what it says, what was lost |
+//! | `follow`, `followed` | one followed publisher: what it says; what is known of it |
 //! | `compare` | digests, and when a difference is one |
 //! | `repair` | asking a peer for what is missing |
 //! | `state` | live bookings and sessions as a stream of frames |
@@ -21,6 +21,7 @@
 
 mod compare;
 mod follow;
+mod followed;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzzing;

@@ -1,7 +1,7 @@
 //! Which publishers are followed.
 //!
 //! Invariants: an endpoint is identified by its spelling, as in the reference; a replica reached under two endpoints
-//! counts once: what it says on the second is dropped.
+//! counts once: what it says on the second is dropped. So is what a publisher says in the name of another one.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -15,8 +15,8 @@ use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::{
-    MeshConfig,
-    follow::{self, Followed},
+    MeshConfig, follow,
+    followed::Followed,
     outlet::Outlet,
     repair::{self, Client},
 };
@@ -69,10 +69,22 @@ pub(super) struct Peer {
 
 /// The replica's process behind an endpoint, by its own words.
 #[derive(Clone, Debug)]
-pub(super) struct Voice {
+struct Voice {
     /// Endpoint whose messages count.
-    pub(super) endpoint: Arc<str>,
-    pub(super) heard: Instant,
+    endpoint: Arc<str>,
+    instance_id: Arc<str>,
+    heard: Instant,
+}
+
+/// Which endpoint a router id is believed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// This one.
+    Counts,
+    /// Another one, by the same process as far as is known.
+    SecondEndpoint,
+    /// Another one, by another process: one of both lies.
+    Contested,
 }
 
 /// All followed endpoints.
@@ -143,36 +155,37 @@ impl Peers {
 
     /// Whether a replica has spoken for itself lately.
     pub(super) fn is_heard(&self, router_id: RouterId) -> bool {
-        let within = self.config.beacon_interval * MISSED_BEACONS;
         router_id == self.outlet.router_id()
-            || self.voices.lock().get(&router_id).is_some_and(|voice| voice.heard.elapsed() <= within)
+            || self.voices.lock().get(&router_id).is_some_and(|voice| self.speaks(voice))
     }
 
-    /// A replica said over `endpoint` that it lives; whether that endpoint is the one that counts.
-    pub(super) fn hear(&self, router_id: RouterId, endpoint: &Arc<str>) -> bool {
+    /// Whether its beacons come.
+    fn speaks(&self, voice: &Voice) -> bool {
         let within = self.config.beacon_interval * MISSED_BEACONS;
+        voice.heard.elapsed() <= within
+    }
+
+    /// The process `instance_id` said over `endpoint` that it lives; whether that endpoint is the one that counts.
+    pub(super) fn hear(&self, router_id: RouterId, instance_id: &str, endpoint: &Arc<str>) -> Standing {
         let mut voices = self.voices.lock();
         // An endpoint speaks for one process: the one before is gone.
         voices.retain(|&known, voice| known == router_id || voice.endpoint != *endpoint);
-        let now = Instant::now();
-        let voice = voices.entry(router_id).or_insert_with(|| Voice { endpoint: Arc::clone(endpoint), heard: now });
-        if voice.endpoint != *endpoint && voice.heard.elapsed() > within {
-            voice.endpoint = Arc::clone(endpoint);
+        if let Some(voice) = voices.get(&router_id)
+            && voice.endpoint != *endpoint
+            && self.speaks(voice)
+        {
+            let is_same = *voice.instance_id == *instance_id;
+            return if is_same { Standing::SecondEndpoint } else { Standing::Contested };
         }
-        if voice.endpoint == *endpoint {
-            voice.heard = now;
-            return true;
-        }
-        false
+        let voice = Voice { endpoint: Arc::clone(endpoint), instance_id: instance_id.into(), heard: Instant::now() };
+        voices.insert(router_id, voice);
+        Standing::Counts
     }
 
-    /// Whether what `router_id` says over `endpoint` counts: always, unless it is heard over another one.
-    pub(super) fn counts(&self, router_id: RouterId, endpoint: &str) -> bool {
-        let within = self.config.beacon_interval * MISSED_BEACONS;
-        match self.voices.lock().get(&router_id) {
-            Some(voice) => &*voice.endpoint == endpoint || voice.heard.elapsed() > within,
-            None => true,
-        }
+    /// Whether a booking that `router_id` tells of over `endpoint` counts: unless its beacons come over another one. Of
+    /// those that send none, as the reference's selectors, all does.
+    pub(super) fn counts(&self, router_id: RouterId, endpoint: &Arc<str>) -> bool {
+        self.voices.lock().get(&router_id).is_none_or(|voice| voice.endpoint == *endpoint || !self.speaks(voice))
     }
 
     /// See [`super::Mesh::first_contacts`].

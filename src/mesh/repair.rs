@@ -21,7 +21,7 @@ use tokio_util::io::StreamReader;
 
 use super::{
     compare::Subject,
-    follow::Followed,
+    followed::Followed,
     peers::Peers,
     state::{Frame, MAX_FRAME_BYTES},
     wire::beacon::WIRE_VERSION,

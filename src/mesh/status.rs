@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::atomic::Ordering, time::Duration};
 
 use serde::Serialize;
 
-use super::{MeshConfig, follow::Followed, outlet::Outlet, peers::Peers, wire::beacon::WIRE_VERSION};
+use super::{MeshConfig, followed::Followed, outlet::Outlet, peers::Peers, wire::beacon::WIRE_VERSION};
 use crate::selection::PartitionKey;
 
 /// The mesh as this replica sees it.

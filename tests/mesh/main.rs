@@ -9,6 +9,7 @@ mod program;
 
 mod fake;
 mod hostile;
+mod impostors;
 mod late;
 mod link;
 mod model;
