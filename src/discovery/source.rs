@@ -29,7 +29,7 @@ pub struct SourceCounters {
 }
 
 /// Reasons for which a source refuses what it reads, as metrics name them.
-pub const REFUSALS: [&str; 6] = ["unreadable", "too_large", "empty", "syntax", "value", "duplicate"];
+pub const REFUSALS: [&str; 7] = ["unreadable", "too_large", "empty", "syntax", "unknown_key", "value", "duplicate"];
 
 impl SourceCounters {
     /// A snapshot was published.

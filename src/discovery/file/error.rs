@@ -36,7 +36,7 @@ pub enum FileError {
         /// As the user named it.
         file: String,
     },
-    /// A half-written file, a typing error, a value of the wrong type.
+    /// A half-written file or a typing error.
     #[error("{file}{place}: {reason}")]
     Syntax {
         /// As the user named it.
@@ -46,7 +46,17 @@ pub enum FileError {
         /// What.
         reason: String,
     },
-    /// A value that cannot mean anything.
+    /// A key that is none of the format's.
+    #[error("{file}{place}: {reason}")]
+    UnknownKey {
+        /// As the user named it.
+        file: String,
+        /// Where.
+        place: Place,
+        /// Which one, and those there are.
+        reason: String,
+    },
+    /// A value of another type, or one that cannot mean anything.
     #[error("{file}{place}: {reason}")]
     Value {
         /// As the user named it.
@@ -78,6 +88,7 @@ impl FileError {
             Self::TooLarge { .. } => "too_large",
             Self::Empty { .. } => "empty",
             Self::Syntax { .. } => "syntax",
+            Self::UnknownKey { .. } => "unknown_key",
             Self::Value { .. } => "value",
             Self::Duplicate { .. } => "duplicate",
         }

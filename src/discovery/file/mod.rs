@@ -33,6 +33,7 @@ pub fn parse(text: &str, file: &str) -> Result<Vec<DesiredWorker>, FileError> {
     if text.trim_start_matches('\u{feff}').trim().is_empty() {
         return Err(FileError::Empty { file: file.to_owned() });
     }
+    check_tags(text, file)?;
     let mut field = None;
     let document = serde_saphyr::with_deserializer_from_str_with_options(text, options(), |yaml| {
         serde_path_to_error::deserialize::<_, Document>(yaml).map_err(|error| {
@@ -47,9 +48,55 @@ pub fn parse(text: &str, file: &str) -> Result<Vec<DesiredWorker>, FileError> {
         // The renderer ends with the place, which the error shows in front.
         let reason = text.rsplit_once(" at line ").map_or(text.as_str(), |(reason, _)| reason).to_owned();
         let place = Place { line_column, field: readable_path(field.as_deref().unwrap_or("")) };
-        FileError::Syntax { file: file.to_owned(), place, reason }
+        let file = file.to_owned();
+        match kind(&error, &place.field) {
+            Kind::Syntax => FileError::Syntax { file, place, reason },
+            Kind::UnknownKey => FileError::UnknownKey { file, place, reason },
+            Kind::Value => FileError::Value { file, place, reason },
+        }
     })?;
     expand::expand(document, file)
+}
+
+/// Refuses tags that are none of YAML's core: what they stand on would be read as the type that is wanted, or, as
+/// `!!binary`, as a list of bytes.
+fn check_tags(text: &str, file: &str) -> Result<(), FileError> {
+    use serde_saphyr::granit_parser::Parser;
+    if !text.contains('!') {
+        return Ok(());
+    }
+    // Where the text cannot be read, the deserializer says why.
+    let mut events = Parser::new_from_str(text).map_while(Result::ok);
+    let foreign = events.find(|(event, _)| event.tag().is_some_and(|tag| !tag.is_yaml_core_schema()));
+    let Some((_, span)) = foreign else { return Ok(()) };
+    let at = span.tag_start().unwrap_or(span.start);
+    let place = Place { line_column: Some((at.line() as u64, at.col() as u64 + 1)), field: String::new() };
+    let reason = "a tag that is none of YAML's own types".to_owned();
+    Err(FileError::Syntax { file: file.to_owned(), place, reason })
+}
+
+/// What an error of the parser is about.
+enum Kind {
+    Syntax,
+    UnknownKey,
+    Value,
+}
+
+/// `field` is where it occurred. What is missing, and a document of another shape, may be half-written: syntax.
+fn kind(error: &serde_saphyr::Error, field: &str) -> Kind {
+    use serde_saphyr::Error;
+    match error {
+        Error::SerdeUnknownField { .. } => Kind::UnknownKey,
+        Error::InvalidScalar { .. }
+        | Error::NonFiniteFloat { .. }
+        | Error::InvalidBooleanStrict { .. }
+        | Error::NullIntoString { .. }
+        | Error::SerdeInvalidValue { .. }
+        | Error::SerdeInvalidLength { .. }
+        | Error::SerdeUnknownVariant { .. } => Kind::Value,
+        Error::Unexpected { .. } | Error::SerdeInvalidType { .. } if !matches!(field, "" | "workers") => Kind::Value,
+        _ => Kind::Syntax,
+    }
 }
 
 /// Reads the file at `path` once.

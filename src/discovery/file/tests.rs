@@ -100,6 +100,58 @@ fn no_workers_must_be_said() {
 }
 
 #[test]
+fn tags_that_are_not_yamls_own_refuse_the_file_wherever_they_are() {
+    // A tag may stand at each mark, before keys too.
+    let marked = "@version: @1\ndefaults: @{@model_name: @m, taints: @[@a]}\nworkers: @\n- @{@name: @a, \
+                  kv_events: @{endpoint: @\"tcp://a:1\"}, topology_domains: @{@zone: @z}}\n";
+    assert_eq!(parse_ok(&marked.replace('@', "")).len(), 1);
+    for tag in ["!!python/object/apply:os.system", "!ruby/object", "!<tag:example.org,2026:x>", "!x"] {
+        for (at, _) in marked.match_indices('@') {
+            let text = format!("{}{tag} {}", &marked[..at], &marked[at + 1..]).replace('@', "");
+            assert!(error(&text).contains("a tag that is none of YAML's own"), "{text}");
+        }
+        let empty = format!("version: 1\nworkers: {tag}\n");
+        let list = format!("version: 1\nworkers: {tag} []\n");
+        let map = format!("version: 1\nworkers: {tag} {{}}\n");
+        let whole = format!("{tag}\nversion: 1\nworkers: []\n");
+        for text in [empty, list, map, whole] {
+            assert_eq!(parse(&text, "f").unwrap_err().reason(), "syntax", "{text}");
+        }
+    }
+    assert!(error("version: 1\nworkers: !x []\n").starts_with("workers.yaml:2:10: "));
+    for tag in ["!!seq", "!!null", "!!str", "!!map", "!!set", "!!omap", "!!binary", "!"] {
+        let text = format!("version: 1\nworkers: {tag}\n");
+        assert!(parse(&text, "f").is_err(), "{text}");
+    }
+    let workers = parse_ok("version: 1\nworkers: !!seq\n- {name: !!str 7, block_size: !!int 16}\n");
+    assert_eq!(workers[0].request.fields.block_size, Some(16));
+}
+
+#[test]
+fn a_refusal_says_whether_text_key_or_value_is_wrong() {
+    for (text, reason) in [
+        ("version: 1\nworkers:\n- {name: a, block_size: foo}\n", "value"),
+        ("version: 1\nworkers:\n- {name: a, block_size: -1}\n", "value"),
+        ("version: 1\nworkers:\n- {name: a, block_size: [1]}\n", "value"),
+        ("version: 1\nworkers:\n- {name: a, is_eagle: yes}\n", "value"),
+        ("version: 1\nworkers:\n- {name: a, worker_role: chef}\n", "value"),
+        ("version: 1\nworkers:\n- {name: a, taints: 5}\n", "value"),
+        ("version: 1\nworkers:\n- {name: a, kv_events: tcp}\n", "value"),
+        ("version: 1\nworkers:\n- 7\n", "value"),
+        ("version: one\nworkers: []\n", "value"),
+        ("version: 1\ndefaults: {block_size: x}\nworkers: []\n", "value"),
+        ("version: 1\nworkers:\n- {name: a, blocksize: 16}\n", "unknown_key"),
+        ("version: 1\ndefaults: {endpoint: e}\nworkers: []\n", "unknown_key"),
+        ("version: 1\nworker: []\nworkers: []\n", "unknown_key"),
+        ("version: 1\nworkers:\n- {name: a, kv_events: {endpoint: e, port: 5}}\n", "unknown_key"),
+        ("version: 1\nworkers:\n- {name: a\n", "syntax"),
+        ("version: 1\nversion: 1\nworkers: []\n", "syntax"),
+    ] {
+        assert_eq!(parse(text, "f").unwrap_err().reason(), reason, "{text}");
+    }
+}
+
+#[test]
 fn byte_order_mark_and_carriage_returns_are_read() {
     let workers = parse_ok("\u{feff}version: 1\r\nworkers:\r\n  - name: a\r\n    endpoint: http://a\r\n");
     assert_eq!(workers[0].request.fields.endpoint.as_deref(), Some("http://a"));
