@@ -175,3 +175,39 @@ async fn what_is_not_http_is_answered_400_or_closed() {
     }
     assert_eq!(server.get("/health").await.0, 200);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_no_http_is_told_in_json_and_counted() {
+    let server = TestServer::start().await;
+    let closed = |reason: &str| format!("pointsman_http_connections_closed_total{{reason=\"{reason}\"}}");
+    let (malformed, long) = (closed("malformed_head"), closed("head_too_large"));
+    let field = format!("GET /health HTTP/1.1\r\nhost: x\r\n{}\r\n", "x: y\r\n".repeat(200));
+    let path = format!("GET /{} HTTP/1.1\r\nhost: x\r\n\r\n", "a".repeat(70_000));
+    let mut expected = [0.0, 0.0];
+    for (sent, status, reason) in [
+        (&b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n"[..], "400 Bad Request", "malformed HTTP request"),
+        (b"GET / HTTP/9.9\r\n\r\n", "400 Bad Request", "malformed HTTP request"),
+        (b"GET /health HTTP/1.1\r\nbad header\r\n\r\n", "400 Bad Request", "malformed HTTP request"),
+        (b"POST /select HTTP/1.1\r\ncontent-length: x\r\n\r\n", "400 Bad Request", "malformed HTTP request"),
+        (field.as_bytes(), "431 Request Header Fields Too Large", "request head is too long"),
+        (path.as_bytes(), "414 URI Too Long", "request URI is too long"),
+    ] {
+        let answer = server.exchange(sent).await;
+        let body = format!("{{\"error\":\"{reason}\"}}");
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}\r\n")), "{answer}");
+        let (head, content) = answer.split_once("\r\n\r\n").unwrap();
+        assert_eq!(content, body);
+        assert!(head.contains(&format!("content-length: {}\r\n", body.len())), "{head}");
+        assert!(head.contains("content-type: application/json") && head.contains("connection: close"), "{head}");
+        expected[usize::from(!status.starts_with("400"))] += 1.0;
+    }
+    eventually("all are counted", || async {
+        [metric(&server, &malformed).await, metric(&server, &long).await] == expected
+    })
+    .await;
+    // After a good request on the same connection.
+    let answer = server.exchange(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\nnonsense\r\n\r\n").await;
+    let (good, bad) = answer.split_once(OK).unwrap();
+    assert!(good.starts_with("HTTP/1.1 200") && bad.starts_with("HTTP/1.1 400"), "{answer}");
+    assert!(bad.ends_with("{\"error\":\"malformed HTTP request\"}"), "{answer}");
+}

@@ -53,6 +53,11 @@ impl Activity {
         self.idle_since.store(self.now(), Relaxed);
     }
 
+    /// Whether no request is being handled.
+    pub(super) fn is_between(&self) -> bool {
+        self.in_flight.load(Relaxed) == 0
+    }
+
     /// A head is complete; the request runs until the guard drops.
     pub(super) fn begin(&self) -> InFlight<'_> {
         self.in_flight.fetch_add(1, Relaxed);

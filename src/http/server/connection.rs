@@ -42,8 +42,10 @@ pub(super) async fn serve<F: Future<Output = Response>>(
     let mut draining = false;
     loop {
         tokio::select! {
-            // Broken connections are everyday events.
-            _ = connection.as_mut() => return None,
+            // Broken connections are everyday events; what is no HTTP is worth a count.
+            ended = connection.as_mut() => return ended.err().filter(hyper::Error::is_parse).map(|error| {
+                if error.is_parse_too_large() { "head_too_large" } else { "malformed_head" }
+            }),
             () = drain.cancelled(), if !draining => {
                 draining = true;
                 connection.as_mut().graceful_shutdown();

@@ -6,6 +6,7 @@
 
 mod activity;
 mod connection;
+mod refusal;
 mod side;
 mod socket;
 

@@ -1,4 +1,5 @@
-//! The socket of a connection, with its activity noted and a limit on how long a client may take nothing.
+//! The socket of a connection, with its activity noted and a limit on how long a client may take nothing. hyper's own
+//! answers get a body on their way out.
 
 use std::{
     io,
@@ -13,7 +14,7 @@ use tokio::{
     time::{Instant, Sleep, sleep_until},
 };
 
-use super::activity::Activity;
+use super::{activity::Activity, refusal};
 
 pub(super) struct WatchedSocket<S> {
     socket: S,
@@ -21,11 +22,13 @@ pub(super) struct WatchedSocket<S> {
     write_timeout: Duration,
     /// Runs while a write waits.
     stalled: Option<Pin<Box<Sleep>>>,
+    /// What goes out instead of what hyper wrote last, and how much of it is out.
+    instead: Option<(Vec<u8>, usize)>,
 }
 
 impl<S> WatchedSocket<S> {
     pub(super) fn new(socket: S, activity: Arc<Activity>, write_timeout: Duration) -> Self {
-        Self { socket, activity, write_timeout, stalled: None }
+        Self { socket, activity, write_timeout, stalled: None, instead: None }
     }
 
     /// Notes progress, or gives up on a client that takes nothing.
@@ -39,6 +42,27 @@ impl<S> WatchedSocket<S> {
         let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep_until(Instant::now() + timeout)));
         ready!(stalled.as_mut().poll(context));
         Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "client does not read")))
+    }
+}
+
+impl<S: AsyncWrite + Unpin> WatchedSocket<S> {
+    /// Writes `slices`, or what takes their place.
+    fn poll_slices(&mut self, context: &mut Context<'_>, slices: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        if self.instead.is_none() && self.activity.is_between() {
+            self.instead = refusal::with_body(slices).map(|bytes| (bytes, 0));
+        }
+        while let Some((bytes, out)) = &mut self.instead {
+            let written = ready!(Pin::new(&mut self.socket).poll_write(context, &bytes[*out..]))?;
+            *out += written;
+            if written == 0 {
+                return Poll::Ready(Ok(0));
+            }
+            if *out == bytes.len() {
+                self.instead = None;
+                return Poll::Ready(Ok(slices.iter().map(|slice| slice.len()).sum()));
+            }
+        }
+        Pin::new(&mut self.socket).poll_write_vectored(context, slices)
     }
 }
 
@@ -57,7 +81,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for WatchedSocket<S> {
 impl<S: AsyncWrite + Unpin> AsyncWrite for WatchedSocket<S> {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        let written = Pin::new(&mut this.socket).poll_write(context, bytes);
+        let written = this.poll_slices(context, &[io::IoSlice::new(bytes)]);
         this.watch(context, written)
     }
 
@@ -67,7 +91,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for WatchedSocket<S> {
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        let written = Pin::new(&mut this.socket).poll_write_vectored(context, slices);
+        let written = this.poll_slices(context, slices);
         this.watch(context, written)
     }
 
