@@ -167,3 +167,47 @@ fn help_names_every_subcommand_and_groups_its_flags() {
     }
     assert_eq!(command(&[], &[]).output().unwrap().status.code(), Some(2));
 }
+
+#[test]
+fn a_benchmark_of_a_server_that_follows_events_says_at_once_what_is_missing() {
+    let directory = tempfile::tempdir().unwrap();
+    let selector = Selector::start(directory.path(), &[], &[]);
+    let output = command(&["bench", "--url", &selector.url(), "--workers", "3"], &[]).output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("--kv-events-base-port") && text.contains("DYN_ROUTER_USE_KV_EVENTS=false"), "{text}");
+    assert_eq!(selector.get("/workers"), serde_json::json!([]), "what it registered is gone");
+}
+
+#[test]
+fn a_changed_catalog_is_a_line_in_the_log_and_an_unchanged_one_is_none() {
+    let directory = tempfile::tempdir().unwrap();
+    let selector = Selector::start(directory.path(), &[], &[("DYN_ROUTER_USE_KV_EVENTS", "false")]);
+    let worker = |id: u64| serde_json::json!({"worker_id": id, "endpoint": "http://w", "block_size": 16});
+    assert_eq!(selector.call("POST", "/workers", Some(&worker(9))).0, 201);
+    let put = |body: Value| assert_eq!(selector.call("PUT", "/catalog/file.x", Some(&body)).0, 200);
+    let whole = serde_json::json!({"epoch": 5, "generation": 1, "digest": "a",
+        "workers": [worker(1), worker(2), worker(9), {"worker_id": 3, "block_size": 16}]});
+    put(whole.clone());
+    put(whole.clone());
+    let mut again = whole;
+    (again["generation"], again["digest"]) = (2.into(), "other bytes".into());
+    put(again);
+    put(serde_json::json!({"epoch": 5, "generation": 3, "base_digest": "other bytes", "digest": "b",
+        "upsert": [{"worker_id": 1, "endpoint": "http://new", "block_size": 16}], "delete": [2, 77]}));
+    put(serde_json::json!({"epoch": 5, "generation": 4, "digest": "", "workers": []}));
+    let lines = || -> Vec<String> {
+        let log = selector.program.log();
+        log.lines().filter(|line| line.contains("catalog changed")).map(str::to_owned).collect()
+    };
+    program::wait_for("the last line", || (lines().len() >= 3).then_some(()));
+    let counts = |line: &String| {
+        ["epoch", "generation", "upserted", "deleted", "incomplete", "rejected"].map(|name| -> u64 {
+            let (_, value) = line.split_once(&format!("{name}=")).unwrap_or_else(|| panic!("{line}"));
+            value.split(' ').next().unwrap().parse().unwrap_or_else(|_| panic!("{line}"))
+        })
+    };
+    let told: Vec<_> = lines().iter().map(counts).collect();
+    assert_eq!(told, [[5, 1, 4, 0, 1, 1], [5, 3, 1, 1, 0, 0], [5, 4, 0, 3, 0, 0]]);
+    assert!(lines().iter().all(|line| line.contains("owner=\"file.x\"")), "{:?}", lines());
+}

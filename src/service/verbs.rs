@@ -16,7 +16,7 @@ use crate::{
             LoadQuery, OverlapScores, PartitionLoads, RankLoadRow, ReservationRequest, ReservationResponse,
             SelectRequest, SelectResponse,
         },
-        worker::{WorkerPatch, WorkerRecord, WorkerRequest},
+        worker::{Lifecycle, WorkerPatch, WorkerRecord, WorkerRequest},
     },
     telemetry::readiness::Condition,
 };
@@ -69,6 +69,7 @@ impl SelectionService {
         let applied = self.shared.contain("apply_catalog", || self.shared.core.apply_catalog(owner, snapshot, adopt));
         let report = applied.map_err(|error| CatalogError::Internal(error.to_string()))??;
         self.shared.readiness.set(Condition::Catalog);
+        log_changes(owner, &report);
         Ok(report)
     }
 
@@ -80,6 +81,7 @@ impl SelectionService {
         let applied = self.shared.contain("apply_catalog_delta", || self.shared.core.apply_catalog_delta(owner, delta));
         let report = applied.map_err(|error| CatalogError::Internal(error.to_string()))??;
         self.shared.readiness.set(Condition::Catalog);
+        log_changes(owner, &report);
         Ok(report)
     }
 
@@ -213,4 +215,22 @@ impl SelectionService {
             Err(panic) => Err(self.shared.panicked(verb, &*panic)),
         }
     }
+}
+
+/// A line for each snapshot or delta that changed something; sources send what is in force again and again.
+fn log_changes(owner: &str, report: &CatalogReport) {
+    if !report.changes.any() {
+        return;
+    }
+    let count = |lifecycle| report.workers.iter().filter(|worker| worker.lifecycle == lifecycle).count();
+    tracing::info!(
+        owner,
+        epoch = report.version.epoch,
+        generation = report.version.generation,
+        upserted = report.changes.upserted,
+        deleted = report.changes.deleted,
+        incomplete = count(Some(Lifecycle::Incomplete)),
+        rejected = count(None),
+        "catalog changed"
+    );
 }

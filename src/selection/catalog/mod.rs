@@ -107,6 +107,27 @@ pub struct CatalogReport {
     pub instance_id: String,
     /// A line a record, sorted by id.
     pub workers: Vec<WorkerOutcome>,
+    /// Against what the owner wanted before; not told, logged.
+    #[serde(skip)]
+    pub changes: CatalogChanges,
+}
+
+/// What a snapshot or delta changed of an owner's desired set.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CatalogChanges {
+    /// Records that are new, or another than before.
+    pub upserted: usize,
+    /// Records that left.
+    pub deleted: usize,
+    /// Records of another owner were taken over.
+    pub adopted: bool,
+}
+
+impl CatalogChanges {
+    /// Whether anything changed.
+    pub fn any(&self) -> bool {
+        *self != Self::default()
+    }
 }
 
 /// One owner in `GET /catalog`.

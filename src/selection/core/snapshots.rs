@@ -13,8 +13,8 @@ use parking_lot::MutexGuard;
 use super::{SelectionCore, reconcile::RECORDS_AT_ONCE};
 use crate::selection::{
     catalog::{
-        API_OWNER, Catalog, CatalogDelta, CatalogError, CatalogReport, CatalogSnapshot, CatalogStatus, Desired,
-        DesiredWorker, OwnerSource, OwnerStatus, SnapshotVersion, WorkerOutcome,
+        API_OWNER, Catalog, CatalogChanges, CatalogDelta, CatalogError, CatalogReport, CatalogSnapshot, CatalogStatus,
+        Desired, DesiredWorker, OwnerSource, OwnerStatus, SnapshotVersion, WorkerOutcome,
     },
     worker::{Lifecycle, WorkerState},
 };
@@ -50,6 +50,7 @@ impl SelectionCore {
         let from_peer = std::mem::take(&mut state.from_peer);
         let known = !digest.is_empty() && state.digest == digest && !state.desired.is_empty() && !adopted && !from_peer;
         (state.version, state.digest) = (version, digest);
+        let mut changes = CatalogChanges { adopted, ..CatalogChanges::default() };
         let mut removed = BTreeSet::new();
         let mut look_at: Vec<u64> = Vec::new();
         if known {
@@ -58,11 +59,12 @@ impl SelectionCore {
             removed.extend(state.desired.keys().filter(|id| !workers.contains_key(id)));
             removed.extend(state.dirty.iter().filter(|id| !workers.contains_key(id)));
             look_at.extend(workers.keys());
-            replace_desired(&mut state.desired, workers);
+            changes.upserted = replace_desired(&mut state.desired, workers);
+            changes.deleted = removed.len();
         }
         state.dirty.clear();
         self.reconcile(&mut catalog, &name, &look_at, &removed);
-        Ok(self.report(catalog, &name, None))
+        Ok(CatalogReport { changes, ..self.report(catalog, &name, None) })
     }
 
     /// A change to an owner's desired set. The answer has a line for each record it names.
@@ -91,12 +93,14 @@ impl SelectionCore {
         (state.version, state.digest) = (version, digest);
         let removed: BTreeSet<u64> = delete.into_iter().filter(|id| state.desired.remove(id).is_some()).collect();
         let named: Vec<u64> = upsert.keys().copied().collect();
+        let upserted = upsert.iter().filter(|(id, wanted)| state.desired.get(*id) != Some(*wanted)).count();
+        let changes = CatalogChanges { upserted, deleted: removed.len(), adopted: false };
         state.desired.extend(upsert);
         let look_at: BTreeSet<u64> =
             std::mem::take(&mut state.dirty).into_iter().chain(named.iter().copied()).collect();
         let look_at: Vec<u64> = look_at.into_iter().filter(|id| state.desired.contains_key(id)).collect();
         self.reconcile(&mut catalog, &name, &look_at, &removed);
-        Ok(self.report(catalog, &name, Some(&named)))
+        Ok(CatalogReport { changes, ..self.report(catalog, &name, Some(&named)) })
     }
 
     /// All owners.
@@ -312,14 +316,16 @@ fn desired(workers: Vec<DesiredWorker>) -> Result<BTreeMap<u64, Desired>, Catalo
     Ok(desired)
 }
 
-/// Takes the new records, sharing those that did not change with the live workers.
-fn replace_desired(current: &mut BTreeMap<u64, Desired>, mut new: BTreeMap<u64, Desired>) {
+/// Takes the new records, sharing those that did not change with the live workers; how many are new or another.
+fn replace_desired(current: &mut BTreeMap<u64, Desired>, mut new: BTreeMap<u64, Desired>) -> usize {
+    let mut changed = 0;
     for (id, wanted) in &mut new {
-        if let Some(known) = current.get(id)
-            && known.request == wanted.request
-        {
+        let same = current.get(id).filter(|known| known.request == wanted.request);
+        if let Some(known) = same {
             wanted.request = Arc::clone(&known.request);
         }
+        changed += usize::from(same.is_none_or(|known| known.state != wanted.state));
     }
     *current = new;
+    changed
 }
