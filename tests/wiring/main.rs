@@ -258,6 +258,16 @@ fn a_dry_run_tells_peers_and_changes_none() {
 }
 
 #[test]
+fn a_dry_run_fails_on_a_clash() {
+    let fakes = [Fake::telling("a", "tcp://10.0.0.1:9092"), Fake::telling("b", "tcp://10.0.0.1:9092")];
+    let discover = Discover::new();
+    let (code, text) = discover.run(&fakes.each_ref().map(Fake::url), &["--dry-run"]);
+    assert_eq!(code, 1, "{text}");
+    assert!(text.contains("publishes at tcp://10.0.0.1:9092, as"), "{text}");
+    assert!(fakes.iter().all(|f| f.log().is_empty()));
+}
+
+#[test]
 fn the_state_of_every_target_is_told_by_http() {
     let fakes = [Fake::telling("a", "tcp://10.0.0.1:9092"), Fake::telling("b", "tcp://10.0.0.2:9092")];
     fakes[1].memory.lock().broken = Some(503);

@@ -11,31 +11,24 @@ use super::{
 /// Connections over which workers are registered.
 const PARALLEL: u64 = 8;
 
-/// Registers all workers.
+/// Registers all workers, one before the others: what is wrong with one is wrong with all.
 ///
 /// # Errors
 /// The first worker that is refused or not schedulable.
 pub async fn register(server: &Server, fleet: &FleetArgs, prompts: &PromptArgs) -> Result<(), String> {
-    let bodies: Vec<Vec<u8>> = ids(fleet).map(|id| record(id, fleet, prompts)).collect::<Result<_, _>>()?;
+    let mut bodies: Vec<Vec<u8>> = ids(fleet).map(|id| record(id, fleet, prompts)).collect::<Result<_, _>>()?;
+    if let Some(first) = bodies.pop() {
+        post(&mut Connection::new(server.clone()), first).await?;
+    }
     let tasks: Vec<_> = (0..PARALLEL)
         .map(|lane| {
             let mine: Vec<Vec<u8>> = bodies.iter().skip(lane as usize).step_by(PARALLEL as usize).cloned().collect();
             let mut connection = Connection::new(server.clone());
             tokio::spawn(async move {
                 for body in mine {
-                    let answer = connection.call(Method::POST, "/workers", body).await.map_err(|e| e.to_string())?;
-                    let shown: serde_json::Value = serde_json::from_slice(&answer.body).unwrap_or_default();
-                    if answer.status != 201 {
-                        return Err(format!("POST /workers: {} {}", answer.status, shown["error"]));
-                    }
-                    if shown["lifecycle"] != "schedulable" {
-                        return Err(format!(
-                            "worker {} is {}: {}",
-                            shown["worker_id"], shown["lifecycle"], shown["not_schedulable_reasons"]
-                        ));
-                    }
+                    post(&mut connection, body).await?;
                 }
-                Ok(())
+                Ok::<(), String>(())
             })
         })
         .collect();
@@ -43,6 +36,26 @@ pub async fn register(server: &Server, fleet: &FleetArgs, prompts: &PromptArgs) 
         task.await.map_err(|e| e.to_string())??;
     }
     Ok(())
+}
+
+async fn post(connection: &mut Connection, body: Vec<u8>) -> Result<(), String> {
+    let answer = connection.call(Method::POST, "/workers", body).await.map_err(|e| e.to_string())?;
+    let shown: serde_json::Value = serde_json::from_slice(&answer.body).unwrap_or_default();
+    if answer.status != 201 {
+        return Err(format!("POST /workers: {} {}", answer.status, shown["error"]));
+    }
+    if shown["lifecycle"] == "schedulable" {
+        return Ok(());
+    }
+    let reasons = &shown["not_schedulable_reasons"];
+    if reasons.to_string().contains("kv_events endpoint is required") {
+        return Err(
+            "the server follows KV events and wants an endpoint of each worker: pass --kv-events-base-port PORT \
+                    (nothing need listen there), or start the server with DYN_ROUTER_USE_KV_EVENTS=false"
+                .to_owned(),
+        );
+    }
+    Err(format!("worker {} is {}: {reasons}", shown["worker_id"], shown["lifecycle"]))
 }
 
 /// Removes all workers, as far as they are there.

@@ -77,7 +77,7 @@ async fn apply(target: &mut RemoteTarget, snapshot: &Snapshot) -> Result<PassRep
 /// Says what a pass would change.
 ///
 /// # Errors
-/// A selector that cannot be asked.
+/// A selector that cannot be asked, or that claims another one's publisher, so that neither would be wired.
 pub(super) async fn preview(snapshot: Snapshot, selectors: Selectors) -> Result<(), CliError> {
     let wanted = snapshot.clone();
     let catalogs = each(
@@ -89,16 +89,21 @@ pub(super) async fn preview(snapshot: Snapshot, selectors: Selectors) -> Result<
         },
     );
     let (catalogs, peers) = tokio::join!(catalogs, wire(selectors.wires, &selectors.board, false));
-    let mut failed = 0;
+    let (mut failed, mut clashing) = (0, 0);
     for ((name, catalog), (_, status)) in catalogs.into_iter().zip(&peers) {
         failed += usize::from(catalog.is_err() || status.away);
+        clashing += usize::from(!status.plan.clashes.is_empty());
         match catalog {
             Ok(preview) => print_preview(&name, &preview, &snapshot),
             Err(error) => println!("{name}: failed: {error}"),
         }
         print_peers(status);
     }
-    if failed == 0 { Ok(()) } else { Err(CliError::Failed(format!("{failed} of the selectors could not be asked"))) }
+    match (failed, clashing) {
+        (0, 0) => Ok(()),
+        (0, _) => Err(CliError::Failed(format!("{clashing} of the selectors publish at one address"))),
+        _ => Err(CliError::Failed(format!("{failed} of the selectors could not be asked"))),
+    }
 }
 
 /// Looks at every selector, then makes each one's peers what they should be if `act`, and looks again.
