@@ -61,6 +61,11 @@ pub struct HttpConfig {
     pub body_timeout: Duration,
     /// Longest time a client may take nothing of an answer.
     pub write_timeout: Duration,
+    /// Time a client may take for a long answer (a dump, a replica's state) beside what its length allows at the rate of
+    /// [`Self::slowest_reader`].
+    pub reader_grace: Duration,
+    /// Slowest a client may read such an answer, in bytes a second.
+    pub slowest_reader: u64,
     /// Longest pause between two requests of a connection.
     pub idle_timeout: Duration,
     /// Connections served at once; one more is answered 503 and closed.
@@ -82,6 +87,8 @@ impl Default for HttpConfig {
             header_timeout: Duration::from_secs(10),
             body_timeout: Duration::from_secs(60),
             write_timeout: Duration::from_secs(30),
+            reader_grace: Duration::from_secs(20),
+            slowest_reader: 256 << 10,
             idle_timeout: Duration::from_secs(120),
             max_connections: 16_384,
             shutdown_delay: Duration::ZERO,

@@ -38,6 +38,11 @@ struct ReasonLabel {
     reason: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct AnswerLabel {
+    answer: &'static str,
+}
+
 /// Counters and histograms of the server.
 #[derive(Debug)]
 pub(super) struct HttpMetrics {
@@ -50,6 +55,7 @@ pub(super) struct HttpMetrics {
     /// Connections open.
     pub connections: Gauge,
     closed: Family<ReasonLabel, Counter>,
+    slow_readers: Family<AnswerLabel, Counter>,
     indexer: Option<IndexerMetrics>,
 }
 
@@ -125,6 +131,7 @@ impl HttpMetrics {
             in_flight: Gauge::default(),
             connections: Gauge::default(),
             closed: Family::default(),
+            slow_readers: Family::default(),
             indexer: (face == Face::Indexer).then(|| IndexerMetrics::register(metrics)),
         };
         metrics.register(|registry| {
@@ -134,6 +141,8 @@ impl HttpMetrics {
             http.register("request_seconds", "Time from a request's head to its answer", latency);
             http.register("requests_in_flight", "Requests in progress", this.in_flight.clone());
             http.register("connections", "Open connections", this.connections.clone());
+            let help = "Long answers broken off because the client read too slowly";
+            http.register("slow_readers", help, this.slow_readers.clone());
             http.register("connections_closed", "Connections ended by the server, by reason", this.closed.clone());
         });
         Arc::new(this)
@@ -150,6 +159,11 @@ impl HttpMetrics {
         if let Some(indexer) = &self.indexer {
             indexer.answered(operation, status, time);
         }
+    }
+
+    /// A long answer was broken off.
+    pub fn slow_reader(&self, answer: &'static str) {
+        self.slow_readers.get_or_create(&AnswerLabel { answer }).inc();
     }
 
     /// The server ended a connection, or refused it.

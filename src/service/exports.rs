@@ -6,7 +6,10 @@
 
 use std::{
     collections::HashMap,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -25,7 +28,7 @@ use crate::selection::{
 
 /// Exports at a time.
 const MAX_EXPORTS: usize = 16;
-/// An export that nobody asked for so long is forgotten.
+/// An export whose next chunk nobody asked for so long is forgotten; asking for the newest one again is no progress.
 const IDLE: Duration = Duration::from_secs(60);
 /// Blocks of a chunk, about: 2 MiB before compression.
 const CHUNK_BLOCKS: usize = 1 << 17;
@@ -90,11 +93,16 @@ impl ExportError {
 
 /// The exports under way, by id.
 #[derive(Debug, Default)]
-pub(super) struct Exports(Mutex<HashMap<String, Arc<Session>>>);
+pub(super) struct Exports {
+    sessions: Mutex<HashMap<String, Arc<Session>>>,
+    /// Forgotten before their end.
+    forgotten: AtomicU64,
+}
 
 #[derive(Debug)]
 struct Session {
-    used: Mutex<Instant>,
+    /// When its newest chunk was made.
+    moved: Mutex<Instant>,
     state: Mutex<State>,
 }
 
@@ -110,8 +118,8 @@ struct State {
 
 impl Exports {
     fn add(&self, id: String, session: Session) -> Result<(), ExportError> {
-        let mut sessions = self.0.lock();
-        sessions.retain(|_, session| session.used.lock().elapsed() < IDLE);
+        self.forget_idle();
+        let mut sessions = self.sessions.lock();
         if sessions.len() >= MAX_EXPORTS {
             return Err(ExportError::Busy);
         }
@@ -120,14 +128,23 @@ impl Exports {
     }
 
     fn get(&self, id: &str) -> Option<Arc<Session>> {
-        let session = self.0.lock().get(id).cloned()?;
-        *session.used.lock() = Instant::now();
-        Some(session)
+        self.sessions.lock().get(id).cloned()
     }
 
-    /// Forgets exports that nobody asks for.
+    /// Forgets exports that nobody goes on with.
     pub(super) fn forget_idle(&self) {
-        self.0.lock().retain(|_, session| session.used.lock().elapsed() < IDLE);
+        self.sessions.lock().retain(|_, session| {
+            let is_live = session.moved.lock().elapsed() < IDLE;
+            if !is_live && session.state.try_lock().is_none_or(|state| !state.finished) {
+                self.forgotten.fetch_add(1, Ordering::Relaxed);
+            }
+            is_live
+        });
+    }
+
+    /// Exports forgotten before their end.
+    pub(super) fn forgotten(&self) -> u64 {
+        self.forgotten.load(Ordering::Relaxed)
     }
 }
 
@@ -169,7 +186,7 @@ impl SelectionService {
         let mut export = IndexExport::new(id.clone(), partition, &ranks);
         let first = compress(&export.first(ranks, &memories))?;
         let state = State { export, incarnations, newest: (0, first.clone()), finished: false };
-        self.shared.exports.add(id, Session { used: Mutex::new(Instant::now()), state: Mutex::new(state) })?;
+        self.shared.exports.add(id, Session { moved: Mutex::new(Instant::now()), state: Mutex::new(state) })?;
         Ok(first)
     }
 
@@ -200,6 +217,7 @@ impl SelectionService {
         };
         let content = compress(&content)?;
         state.newest = (chunk, content.clone());
+        *session.moved.lock() = Instant::now();
         Ok(content)
     }
 
@@ -251,4 +269,38 @@ fn has_streams(partition: &PartitionRef) -> bool {
 
 fn compress(content: &[u8]) -> Result<Bytes, ExportError> {
     zstd::bulk::compress(content, LEVEL).map(Bytes::from).map_err(|_| ExportError::Failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        selection::SelectionConfig,
+        service::{SelectionServiceBuilder, ServiceConfig},
+    };
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn an_export_that_is_asked_for_without_progress_gives_its_place_back() {
+        let config = ServiceConfig { selection: SelectionConfig::default(), ..ServiceConfig::default() };
+        let service = SelectionServiceBuilder::new(config).build().expect("valid");
+        service.recovered().await;
+        let worker = serde_json::json!({"worker_id": 1, "model_name": "m", "endpoint": "http://w", "block_size": 16,
+            "kv_events_endpoint": "tcp://127.0.0.1:1"});
+        service.upsert_worker(serde_json::from_value(worker).expect("a worker")).expect("valid");
+        let key = PartitionKey::new("m", "default");
+        service.begin_index_export(&key).expect("a chunk");
+        let exports = &service.shared.exports;
+        let id = exports.sessions.lock().keys().next().expect("one").clone();
+        let age = |by: Duration| {
+            let session = exports.get(&id).expect("still there");
+            let mut moved = session.moved.lock();
+            *moved = moved.checked_sub(by).expect("not so long ago");
+        };
+        age(IDLE / 2);
+        service.index_export_chunk(&id, 0).expect("the newest again");
+        age(IDLE / 2);
+        exports.forget_idle();
+        assert_eq!((exports.get(&id).is_none(), exports.forgotten()), (true, 1));
+        assert_eq!(service.index_export_chunk(&id, 0), Err(ExportError::Gone));
+    }
 }

@@ -137,6 +137,10 @@ fn process(shared: &Shared, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result 
     panics.add([], count(shared.panics.load(Ordering::Relaxed)));
     panics.encode(encoder)?;
     plugins(shared).encode(encoder)?;
+    let help = "Index exports forgotten before their end because no peer went on with them";
+    let mut forgotten = Family::counter("index_exports_forgotten", help, []);
+    forgotten.add([], count(shared.exports.forgotten()));
+    forgotten.encode(encoder)?;
     let mut recovery = Family::gauge("recovery_attempts", "Peers asked at start, by outcome", ["outcome"]);
     let mut recovered = Family::gauge("recovery_blocks", "Blocks recovered from a peer at start", []);
     if let Some(report) = shared.recovery.borrow().as_ref() {

@@ -14,4 +14,5 @@ mod reservations;
 mod server;
 mod sessions;
 mod shutdown;
+mod slow_readers;
 mod workers;

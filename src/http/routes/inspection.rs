@@ -157,7 +157,7 @@ pub(in crate::http) async fn dump(State(app): State<App>) -> Result<Response, Ap
     let permit =
         app.0.dumps.clone().acquire_owned().await.map_err(|_| ApiError::Internal("dump semaphore is closed"))?;
     let service = app.service().clone();
-    let stream = stream::pieces("dump", move |writer| {
+    let stream = stream::pieces(&app, "dump", move |writer| {
         let _permit = permit;
         service.dump(writer)
     });

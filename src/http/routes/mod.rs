@@ -13,7 +13,7 @@ pub(super) mod selection;
 mod stream;
 pub(super) mod workers;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     Router,
@@ -34,6 +34,7 @@ use super::{
     body::BodyLimits,
     config::{AdminToken, Face, HttpConfig},
     error::ApiError,
+    metrics::HttpMetrics,
 };
 use crate::{selection::core::PartitionFilter, service::SelectionService};
 
@@ -55,10 +56,13 @@ struct AppState {
     /// Peers of the indexer's face.
     remembered: indexer_face::RememberedPeers,
     states: Arc<Semaphore>,
+    metrics: Arc<HttpMetrics>,
+    reader_grace: Duration,
+    slowest_reader: u64,
 }
 
 impl App {
-    pub(super) fn new(service: SelectionService, config: &HttpConfig) -> Self {
+    pub(super) fn new(service: SelectionService, config: &HttpConfig, metrics: Arc<HttpMetrics>) -> Self {
         Self(Arc::new(AppState {
             service,
             admin_token: config.admin_token.clone(),
@@ -67,6 +71,9 @@ impl App {
             dumps: Arc::new(Semaphore::new(CONCURRENT_DUMPS)),
             remembered: indexer_face::RememberedPeers::default(),
             states: Arc::new(Semaphore::new(CONCURRENT_STATES)),
+            metrics,
+            reader_grace: config.reader_grace,
+            slowest_reader: config.slowest_reader.max(1),
         }))
     }
 

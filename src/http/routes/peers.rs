@@ -136,7 +136,7 @@ pub(in crate::http) async fn state(
         app.0.states.clone().acquire_owned().await.map_err(|_| ApiError::Internal("state semaphore is closed"))?;
     let asked = StateQuery { partition: PartitionKey::new(model_name, routing_group), origin, since };
     let core = app.service().core().clone();
-    let pieces = stream::pieces("state", move |writer: &mut PieceWriter| {
+    let pieces = stream::pieces(&app, "state", move |writer: &mut PieceWriter| {
         let _permit = permit;
         state_frames(core, asked).try_for_each(|frame| std::io::Write::write_all(writer, &frame))
     });

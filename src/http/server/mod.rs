@@ -104,7 +104,7 @@ impl Api {
         if config.face == Face::Indexer {
             service.register_instance_metrics();
         }
-        let app = App::new(service, config);
+        let app = App::new(service, config, metrics.clone());
         Self { router: routes::router(app.clone(), config), app, metrics }
     }
 
