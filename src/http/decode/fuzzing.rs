@@ -5,7 +5,7 @@ use serde::de::DeserializeOwned;
 use super::{
     decode, decode_fast, integers,
     wire::{LoadQuery, OutputBlockRequest, PeerRequest, Prompted, ReservationRequest, ReserveRequest, SelectRequest},
-    workers::{WorkerPatchRequest, WorkerRequest},
+    workers::{self, WorkerRequest},
 };
 
 /// Decodes `body` as every request, and as bare arrays.
@@ -18,7 +18,7 @@ pub fn requests(body: &[u8]) {
     agree::<ReservationRequest>(body);
     agree::<LoadQuery>(body);
     decode::<WorkerRequest>(body).ok();
-    decode::<WorkerPatchRequest>(body).ok();
+    workers::patch(body).ok();
     decode::<OutputBlockRequest>(body).ok();
     decode::<PeerRequest>(body).ok();
     array::<u32>(body);

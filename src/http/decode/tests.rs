@@ -6,6 +6,7 @@ use super::{
     wire::{LoadQuery, Prompted, ReservationRequest, ReserveRequest, SelectRequest},
     *,
 };
+use crate::selection::worker;
 
 /// What the fast way makes of `body` must be what the library makes of it. Returns whether it was taken.
 fn agree<T: DeserializeOwned + Prompted + std::fmt::Debug>(body: &[u8]) -> bool {
@@ -120,8 +121,29 @@ fn a_worker_may_be_a_positional_array_of_the_fields_the_reference_has() {
             .expect("valid");
     assert_eq!((worker.worker_id, worker.block_size), (5, Some(16)));
     assert!(matches!(decode::<workers::WorkerRequest>(b"[5]"), Err(BodyError::Shape(_))));
-    assert!(matches!(decode::<workers::WorkerPatchRequest>(b"[]"), Err(BodyError::Shape(_))));
+    assert!(matches!(workers::patch(b"[]"), Err(BodyError::Shape(_))));
     assert!(matches!(decode::<workers::WorkerRequest>(br#"{"worker_id":1,"taints":null}"#), Err(BodyError::Shape(_))));
+}
+
+#[test]
+fn a_workers_weight_beyond_f32_stays_finite_in_both_bodies() {
+    let body = br#"{"worker_id":1,"kv_transfer_preferred_weight":-1e39}"#;
+    let worker = worker::WorkerRequest::from(decode::<workers::WorkerRequest>(body).expect("valid"));
+    assert_eq!(worker.fields.kv_transfer_preferred_weight, Some(f32::MIN));
+    let patch = workers::patch(br#"{"kv_transfer_preferred_weight":1e39}"#).expect("valid");
+    assert_eq!(patch.kv_transfer_preferred_weight, Some(f32::MAX));
+}
+
+#[test]
+fn a_patch_may_be_a_positional_array_of_the_fields_the_reference_has() {
+    let patch = workers::patch(
+        br#"["http://w",null,{"0":"tcp://a:1"},null,16,null,2,null,null,null,true,["t"],{},null,null,0.5,null,{},null]"#,
+    )
+    .expect("valid");
+    assert_eq!((patch.endpoint.as_deref(), patch.block_size, patch.is_eagle), (Some("http://w"), Some(16), Some(true)));
+    assert_eq!((patch.data_parallel_size, patch.replay_endpoints, patch.worker_role), (Some(2), None, None));
+    assert_eq!(patch.kv_events_endpoints.expect("given")[&0], "tcp://a:1");
+    assert!(matches!(workers::patch(br#"["http://w"]"#), Err(BodyError::Shape(_))));
 }
 
 /// A JSON value with everything that matters to the splitter.

@@ -6,7 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Deserialize;
 use utoipa::ToSchema;
 
-use crate::selection::worker::{self, KvTransferEnforcement, WorkerFields, WorkerRole};
+use super::{BodyError, decode};
+use crate::selection::worker::{self, KvTransferEnforcement, WorkerFields, WorkerPatch, WorkerRole};
 
 fn default_name() -> String {
     "default".to_owned()
@@ -106,61 +107,14 @@ impl From<WorkerRequest> for worker::WorkerRequest {
     }
 }
 
-/// `PATCH /workers/{worker_id}`: a present value replaces, an absent or null one keeps.
-#[derive(Debug, Deserialize, ToSchema)]
-#[allow(missing_docs, reason = "each field replaces the one of the same name in WorkerRequest")]
-pub struct WorkerPatchRequest {
-    pub endpoint: Option<String>,
-    pub kv_events_endpoint: Option<String>,
-    pub kv_events_endpoints: Option<BTreeMap<u32, String>>,
-    pub replay_endpoint: Option<String>,
-    pub block_size: Option<u32>,
-    pub data_parallel_start_rank: Option<u32>,
-    pub data_parallel_size: Option<u32>,
-    pub max_num_batched_tokens: Option<u64>,
-    pub total_kv_blocks: Option<u64>,
-    pub stable_routing_id: Option<String>,
-    pub is_eagle: Option<bool>,
-    pub taints: Option<BTreeSet<String>>,
-    pub topology_domains: Option<BTreeMap<String, String>>,
-    pub kv_transfer_domain: Option<String>,
-    pub kv_transfer_enforcement: Option<KvTransferEnforcement>,
-    pub kv_transfer_preferred_weight: Option<f32>,
-    pub router_hint_worker_type: Option<String>,
-    pub router_hint_source_control_endpoints: Option<BTreeMap<u32, String>>,
-    pub kv_event_source_mode: Option<String>,
-    #[serde(default)]
-    pub replay_endpoints: Option<BTreeMap<u32, String>>,
-    #[serde(default)]
-    pub worker_role: Option<WorkerRole>,
-}
-
-impl From<WorkerPatchRequest> for worker::WorkerPatch {
-    fn from(wire: WorkerPatchRequest) -> Self {
-        Self {
-            endpoint: wire.endpoint,
-            kv_events_endpoint: wire.kv_events_endpoint,
-            kv_events_endpoints: wire.kv_events_endpoints,
-            replay_endpoint: wire.replay_endpoint,
-            block_size: wire.block_size,
-            data_parallel_start_rank: wire.data_parallel_start_rank,
-            data_parallel_size: wire.data_parallel_size,
-            max_num_batched_tokens: wire.max_num_batched_tokens,
-            total_kv_blocks: wire.total_kv_blocks,
-            stable_routing_id: wire.stable_routing_id,
-            is_eagle: wire.is_eagle,
-            taints: wire.taints,
-            topology_domains: wire.topology_domains,
-            kv_transfer_domain: wire.kv_transfer_domain,
-            kv_transfer_enforcement: wire.kv_transfer_enforcement,
-            kv_transfer_preferred_weight: wire.kv_transfer_preferred_weight.map(finite),
-            router_hint_worker_type: wire.router_hint_worker_type,
-            router_hint_source_control_endpoints: wire.router_hint_source_control_endpoints,
-            kv_event_source_mode: wire.kv_event_source_mode,
-            replay_endpoints: wire.replay_endpoints,
-            worker_role: wire.worker_role,
-        }
-    }
+/// `PATCH /workers/{worker_id}`.
+///
+/// # Errors
+/// [`BodyError`].
+pub fn patch(body: &[u8]) -> Result<WorkerPatch, BodyError> {
+    let mut patch: WorkerPatch = decode(body)?;
+    patch.kv_transfer_preferred_weight = patch.kv_transfer_preferred_weight.map(finite);
+    Ok(patch)
 }
 
 /// JSON numbers beyond the range of an f32 decode as infinite, which JSON cannot say back.

@@ -15,13 +15,13 @@ use crate::{
         body,
         decode::{
             decode,
-            workers::{WorkerPatchRequest, WorkerRequest},
+            workers::{self, WorkerRequest},
         },
         error::{ApiError, ErrorBody},
         openapi::WorkerRecordSchema,
         reply,
     },
-    selection::worker::WorkerRecord,
+    selection::worker::{WorkerPatch, WorkerRecord},
 };
 
 /// Registers a worker, or replaces it whole. A record that lacks something is stored as `incomplete`, with reasons.
@@ -87,7 +87,7 @@ pub(in crate::http) async fn list(
 #[utoipa::path(
     patch, path = "/workers/{worker_id}", tag = "workers",
     params(("worker_id" = u64, Path, description = "Worker")),
-    request_body = WorkerPatchRequest,
+    request_body = WorkerPatch,
     responses(
         (status = 200, description = "Changed", body = WorkerRecordSchema),
         (status = 400, description = "Malformed JSON or id, or too many ranks", body = ErrorBody),
@@ -105,8 +105,8 @@ pub(in crate::http) async fn update(
     let (head, content) = request.into_parts();
     app.authorize(&head.headers)?;
     let content = body::json(&head.headers, content, app.0.limits).await?;
-    let patch: WorkerPatchRequest = decode(&content)?;
-    let record = app.blocking(move |service| service.patch_worker(worker_id, patch.into())).await??;
+    let patch = workers::patch(&content)?;
+    let record = app.blocking(move |service| service.patch_worker(worker_id, patch)).await??;
     Ok(reply::json(StatusCode::OK, &*record))
 }
 

@@ -192,14 +192,14 @@ impl WorkerRequest {
 }
 
 /// `PATCH /workers/{worker_id}`: a present value replaces, an absent or null one keeps. Maps and sets are replaced
-/// whole.
+/// whole. As a positional array it is read as the reference reads it: its fields in its order, ours after them and
+/// optional.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
 #[allow(missing_docs, reason = "each field replaces the one of the same name in WorkerFields")]
 pub struct WorkerPatch {
     pub endpoint: Option<String>,
     pub kv_events_endpoint: Option<String>,
-    #[serde(deserialize_with = "rank_map::deserialize_option")]
     pub kv_events_endpoints: Option<BTreeMap<u32, String>>,
     pub replay_endpoint: Option<String>,
     pub block_size: Option<u32>,
@@ -215,11 +215,11 @@ pub struct WorkerPatch {
     pub kv_transfer_enforcement: Option<KvTransferEnforcement>,
     pub kv_transfer_preferred_weight: Option<f32>,
     pub router_hint_worker_type: Option<String>,
-    #[serde(deserialize_with = "rank_map::deserialize_option")]
     pub router_hint_source_control_endpoints: Option<BTreeMap<u32, String>>,
     pub kv_event_source_mode: Option<String>,
-    #[serde(deserialize_with = "rank_map::deserialize_option")]
+    #[serde(default)]
     pub replay_endpoints: Option<BTreeMap<u32, String>>,
+    #[serde(default)]
     pub worker_role: Option<WorkerRole>,
 }
 

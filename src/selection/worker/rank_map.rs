@@ -35,18 +35,14 @@ impl Visitor<'_> for RankVisitor {
     }
 
     fn visit_str<E: Error>(self, rank: &str) -> Result<Rank, E> {
-        rank.parse().map(Rank).map_err(|_| E::invalid_value(Unexpected::Str(rank), &self))
+        // `parse` alone takes a plus sign too.
+        let digits = rank.bytes().all(|byte| byte.is_ascii_digit());
+        let parsed = rank.parse().ok().filter(|_| digits);
+        parsed.map(Rank).ok_or_else(|| E::invalid_value(Unexpected::Str(rank), &self))
     }
 }
 
 pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<u32, String>, D::Error> {
     let map = BTreeMap::<Rank, String>::deserialize(deserializer)?;
     Ok(map.into_iter().map(|(rank, text)| (rank.0, text)).collect())
-}
-
-pub(super) fn deserialize_option<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Option<BTreeMap<u32, String>>, D::Error> {
-    let map = Option::<BTreeMap<Rank, String>>::deserialize(deserializer)?;
-    Ok(map.map(|map| map.into_iter().map(|(rank, text)| (rank.0, text)).collect()))
 }

@@ -185,7 +185,14 @@ mod tests {
 
     #[test]
     fn rank_keys_are_decimal_u32() {
-        for bad in [r#"{"x": "a"}"#, r#"{"-1": "a"}"#, r#"{"4294967296": "a"}"#, r#"{"1.5": "a"}"#] {
+        for bad in [
+            r#"{"x": "a"}"#,
+            r#"{"+1": "a"}"#,
+            r#"{"": "a"}"#,
+            r#"{"-1": "a"}"#,
+            r#"{"4294967296": "a"}"#,
+            r#"{"1.5": "a"}"#,
+        ] {
             let text = format!(r#"{{"worker_id": 1, "kv_events_endpoints": {bad}}}"#);
             assert!(serde_json::from_str::<WorkerRequest>(&text).is_err(), "{bad}");
         }
