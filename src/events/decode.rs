@@ -6,6 +6,7 @@
 
 mod cursor;
 mod event;
+mod extras;
 mod fields;
 #[cfg(test)]
 mod tests;
