@@ -1,10 +1,11 @@
 //! What the fleet should know, from what its clients were answered.
 //!
 //! A call that a replica answered and could not pass on before it died may have happened or not: the replicas must agree
-//! with each other, and the model allows both.
+//! with each other, and the model allows both. A booking that is about to expire, or has, may be live on some replicas
+//! only: each expires it by its own clock, and no sooner than it happens to look.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     time::{Duration, Instant},
 };
 
@@ -12,6 +13,9 @@ use super::replica::Knowledge;
 
 /// What a call needs to reach every replica when nothing is broken.
 const SETTLES: Duration = Duration::from_secs(3);
+
+/// How much older than it is a booking may look to a replica that was told its age.
+const OLDER: Duration = Duration::from_millis(1_500);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Certainty {
@@ -26,6 +30,7 @@ pub struct Booking {
     pub rank: u64,
     pub is_live: Certainty,
     pub is_done: Certainty,
+    made: Instant,
     /// Calls about it: which replica answered, and when.
     calls: Vec<(usize, Instant, Call)>,
 }
@@ -40,6 +45,8 @@ pub enum Call {
 #[derive(Debug, Default)]
 pub struct Model {
     pub bookings: BTreeMap<String, Booking>,
+    /// Age at which replicas end bookings.
+    pub expiry: Option<Duration>,
     /// Since when what a replica publishes may be lost.
     unsettled: BTreeMap<usize, (Instant, Option<Instant>)>,
 }
@@ -51,6 +58,7 @@ impl Model {
             rank,
             is_live: Certainty::Yes,
             is_done: Certainty::No,
+            made: Instant::now(),
             calls: vec![(at, Instant::now(), Call::Made)],
         };
         self.bookings.insert(id.to_owned(), booking);
@@ -64,6 +72,16 @@ impl Model {
             Call::Done if booking.is_done == Certainty::No => booking.is_done = Certainty::Yes,
             Call::Done | Call::Made => {}
         }
+    }
+
+    fn may_have_expired(&self, booking: &Booking) -> bool {
+        self.expiry.is_some_and(|expiry| booking.made.elapsed() + OLDER > expiry)
+    }
+
+    /// Ids that may have expired.
+    pub fn aged(&self) -> BTreeSet<String> {
+        let aged = self.bookings.iter().filter(|(_, booking)| self.may_have_expired(booking));
+        aged.map(|(id, _)| id.clone()).collect()
     }
 
     /// Ids that may be live, in order.
@@ -120,10 +138,10 @@ impl Model {
         }
     }
 
-    /// What contradicts the model.
-    pub fn objections(&self, known: &Knowledge) -> Vec<String> {
+    /// What contradicts the model, those `aged` apart.
+    pub fn objections(&self, known: &Knowledge, aged: &BTreeSet<String>) -> Vec<String> {
         let mut objections = Vec::new();
-        for (id, booking) in &self.bookings {
+        for (id, booking) in self.bookings.iter().filter(|(id, _)| !aged.contains(*id)) {
             match (booking.is_live, known.bookings.get(id)) {
                 (Certainty::Yes, None) => objections.push(format!("{id} is lost: {booking:?}")),
                 (Certainty::No, Some(_)) => objections.push(format!("{id} has ended: {booking:?}")),

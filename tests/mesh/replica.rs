@@ -34,12 +34,14 @@ pub struct Replica {
     /// Links to the publishers of the others, by their number.
     pub links: BTreeMap<usize, Link>,
     pub is_stopped: bool,
+    /// Seconds after which it ends bookings, other than the default.
+    pub expiry: Option<u64>,
 }
 
 impl Replica {
     pub fn new() -> Self {
         let (http_port, sync_port) = (ports::free(), ports::free());
-        Self { selector: None, http_port, sync_port, links: BTreeMap::new(), is_stopped: false }
+        Self { selector: None, http_port, sync_port, links: BTreeMap::new(), is_stopped: false, expiry: None }
     }
 
     pub fn publisher(&self) -> SocketAddr {
@@ -57,7 +59,10 @@ impl Replica {
         if !self.links.is_empty() {
             flags.extend(["--replica-sync-peers", &peers]);
         }
-        self.selector = Some(Selector::start_on(self.http_port, directory, &flags, &[]));
+        let expiry = self.expiry.map(|seconds| seconds.to_string());
+        let variables: Vec<(&str, &str)> =
+            expiry.iter().map(|seconds| ("DYN_ROUTER_ACTIVE_REQUEST_EXPIRY_SECS", seconds.as_str())).collect();
+        self.selector = Some(Selector::start_on(self.http_port, directory, &flags, &variables));
         self.is_stopped = false;
     }
 
@@ -104,6 +109,17 @@ impl Replica {
 
     pub fn status(&self) -> Value {
         self.selector().get("/replica_sync/status")
+    }
+
+    /// The same without bookings that may be about to expire. What ranks carry is left out where some are still there.
+    pub fn knowledge_without(&self, model: &str, aged: &BTreeSet<String>) -> Knowledge {
+        let mut knowledge = self.knowledge(model);
+        let all = knowledge.bookings.len();
+        knowledge.bookings.retain(|id, _| !aged.contains(id));
+        if knowledge.bookings.len() < all {
+            knowledge.load.clear();
+        }
+        knowledge
     }
 
     /// Everything it knows of a partition.

@@ -1,4 +1,5 @@
-//! Random histories: bookings, calls on any replica, kills, restarts, stops, cuts, losses, workers that come and go.
+//! Random histories: bookings, calls on any replica, expiry, kills, restarts, stops, cuts, losses, workers that come and
+//! go.
 
 use std::{
     collections::BTreeSet,
@@ -24,8 +25,10 @@ const WORKERS: [u64; 3] = [1, 2, 3];
 const CHURNED: u64 = 3;
 /// Longest a fault lasts.
 const FAULT: Duration = Duration::from_millis(1_200);
-/// What the fleet is promised to need is 5 s; machines are slow and busy.
-const AGREEMENT: Duration = Duration::from_secs(30);
+/// What the fleet is promised to need.
+const AGREEMENT: Duration = Duration::from_secs(5);
+/// Ages in seconds at which bookings end, one a history; a history takes longer than the shorter ones.
+const EXPIRIES: [Option<u64>; 3] = [None, Some(3), Some(6)];
 
 struct Fleet {
     directory: tempfile::TempDir,
@@ -293,11 +296,16 @@ impl Fleet {
         self.heal(true);
         self.apply_catalog();
         let start = Instant::now();
-        let mut last = Vec::new();
+        let (mut last, mut aged) = (Vec::new(), BTreeSet::new());
         while start.elapsed() < AGREEMENT {
-            last = self.replicas.iter().map(|replica| replica.knowledge("m")).collect::<Vec<Knowledge>>();
+            aged = self.model.aged();
+            let known = self.replicas.iter().map(|replica| replica.knowledge_without("m", &aged));
+            last = known.collect::<Vec<Knowledge>>();
+            if last.iter().any(|known| known.load.is_empty()) {
+                last.iter_mut().for_each(|known| known.load.clear());
+            }
             let alike = last.windows(2).all(|pair| pair[0] == pair[1]);
-            if alike && self.model.objections(&last[0]).is_empty() {
+            if alike && self.model.objections(&last[0], &aged).is_empty() {
                 return start.elapsed();
             }
             std::thread::park_timeout(Duration::from_millis(50));
@@ -316,7 +324,7 @@ impl Fleet {
                     a.blocks.difference(&b.blocks).count()
                 )
             };
-            println!("replica {at} against the model: {:#?}", self.model.objections(known));
+            println!("replica {at} against the model: {:#?}", self.model.objections(known, &aged));
             println!("replica {at} beyond the next: {}\n{status:#}", more(known, other));
             println!("{}", self.replicas[at].selector().program.log());
         }
@@ -333,12 +341,16 @@ fn history(seed: u64) {
     let runtime = runtime();
     let mut fleet = runtime.block_on(Fleet::new(seed));
     let _inside = runtime.enter();
+    let expiry = EXPIRIES[fleet.rng.usize(..EXPIRIES.len())];
+    fleet.model.expiry = expiry.map(Duration::from_secs);
+    fleet.replicas.iter_mut().for_each(|replica| replica.expiry = expiry);
     fleet.start();
     for _ in 0..STEPS {
         fleet.step(&runtime);
     }
     let took = fleet.agree(seed);
-    println!("seed {seed}: {} replicas agreed after {took:?}", fleet.replicas.len());
+    let expired = fleet.model.aged().len();
+    println!("seed {seed}: {} replicas agreed after {took:?}, {expired} bookings aged", fleet.replicas.len());
 }
 
 #[test]
