@@ -297,6 +297,19 @@ fn a_removed_salted_block_is_forgotten_when_no_tier_holds_it() {
 }
 
 #[test]
+fn a_removal_from_disk_does_not_forget_a_salt() {
+    let mut stream = Stream::new(4);
+    stream.events(json!([
+        store(json!([1]), json!(null), &A, json!({"cache_salt": "a", "medium": "DISK"})),
+        {"type": "BlockRemoved", "block_hashes": [1], "medium": "DISK"},
+        store(json!([1]), json!(null), &A, json!({})),
+        store(json!([2]), json!(1), &B, json!({})),
+    ]));
+    assert_eq!(stream.tally.dropped(DropReason::AmbiguousSalt), 1, "whose child it is cannot be told");
+    assert_eq!(stream.target.device(&tokens(&[A, B])), 1);
+}
+
+#[test]
 fn adapters_pairs_and_multimodal_blocks_hash_as_requests_do() {
     let mut stream = Stream::new(4);
     stream.events(json!([
