@@ -31,11 +31,6 @@ use self::server::Program;
 use libtest_mimic::{Arguments, Failed, Trial};
 use serde_json::Value;
 
-/// Families whose capability the selector does not have yet: policy documents. Another program plays them.
-const NOT_YET_HTTP: [&str; 2] = ["queue_14", "select_21"];
-const NOT_YET_SCHEDULING: [&str; 3] = ["queue_07", "queue_08", "policy_"];
-const NOT_YET_REPLICA: [&str; 2] = ["policies/", "startup-policies/"];
-
 /// Cases that differ on purpose, or steps of one (`case@step`); each has a line in `docs/compatibility.md` and a test of
 /// its own.
 const DEVIATIONS: &str = include_str!("golden/deviations.txt");
@@ -65,10 +60,6 @@ fn is_ours() -> bool {
 /// Whether there is a program for the standalone indexer's cases.
 fn plays_indexer() -> bool {
     is_ours() || std::env::var_os("POINTSMAN_GOLDEN_INDEXER_CMD").is_some()
-}
-
-fn is_due(name: &str, not_yet: &[&str]) -> bool {
-    !is_ours() || !not_yet.iter().any(|prefix| name.starts_with(prefix))
 }
 
 /// Steps of a case that differ on purpose.
@@ -109,16 +100,12 @@ fn main() {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     arguments.test_threads.get_or_insert(threads + waiting);
     for (family, case) in cases {
-        if is_due(&case.name, &NOT_YET_REPLICA) {
-            trials.extend(trial(family, &case.name, case.run));
-        }
+        trials.extend(trial(family, &case.name, case.run));
     }
     for (path, scenario) in corpus("http") {
         let name = path.file_stem().unwrap().to_string_lossy().into_owned();
-        if is_due(&name, &NOT_YET_HTTP) {
-            let left_out = left_out(&format!("http::{name}"));
-            trials.extend(trial("http", &name, move || http::play(&scenario, &left_out)));
-        }
+        let left_out = left_out(&format!("http::{name}"));
+        trials.extend(trial("http", &name, move || http::play(&scenario, &left_out)));
     }
     for (path, document) in corpus("index/scenarios") {
         let family = if path.ends_with("beyond.json") { "beyond" } else { "index" };
@@ -141,10 +128,8 @@ fn main() {
     for (path, document) in scheduling {
         let name = path.file_stem().unwrap().to_string_lossy().into_owned();
         if document["schema"] == "golden-scheduling/1" {
-            if is_due(&name, &NOT_YET_SCHEDULING) {
-                let left_out = left_out(&format!("scheduling::{name}"));
-                trials.extend(trial("scheduling", &name, move || scheduling::play(&document, &left_out)));
-            }
+            let left_out = left_out(&format!("scheduling::{name}"));
+            trials.extend(trial("scheduling", &name, move || scheduling::play(&document, &left_out)));
             continue;
         }
         for (temperature, row) in document["results"].as_object().cloned().into_iter().flatten() {

@@ -62,7 +62,7 @@ fn settings_that_are_refused_exit_with_one() {
             "/nonexistent/p.yaml",
             "failed to read router policy config /nonexistent/p.yaml: ",
         ),
-        ("DYN_ROUTER_POLICY_CONFIG", "/dev/null", "reads no policy file"),
+        ("DYN_ROUTER_POLICY_CONFIG", "/dev/null", "router policy config must define router settings"),
     ] {
         assert_refused(&[], &[(variable, value)], 1, part);
     }

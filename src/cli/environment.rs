@@ -87,6 +87,19 @@ pub fn process(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
+/// Refuses a variable that cannot be read, where ignoring it would change a choice.
+///
+/// # Errors
+/// Names the first one.
+pub fn check_unicode(names: &[&str]) -> Result<(), String> {
+    for name in names {
+        if let Err(error @ std::env::VarError::NotUnicode(_)) = std::env::var(name) {
+            return Err(format!("could not read {name}: {error}"));
+        }
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -10,6 +10,7 @@ pub mod discover;
 mod environment;
 pub mod mock_engine;
 mod openapi;
+pub mod policy;
 #[cfg(test)]
 mod reference;
 pub mod selector;
@@ -22,7 +23,10 @@ use clap::{
 };
 use zeroize::Zeroizing;
 
-use crate::telemetry::logs::{self, LogFormat};
+use crate::{
+    plugins::{RouterPluginRegistry, router_plugin_registry},
+    telemetry::logs::{self, LogFormat},
+};
 use environment::Environment;
 
 const STYLES: Styles = Styles::styled()
@@ -36,6 +40,7 @@ Examples:
   pointsman selector --workers-file workers.yaml    one selector that follows a file of workers
   pointsman mock-engine                             an engine to try it with
   pointsman bench                                   load on a selector that runs
+  pointsman policy check policy.yaml                what a policy document comes to
   pointsman selector --help                         every flag, with its environment name";
 
 /// Choose the LLM inference worker for every request, from what is in every worker's KV cache and what every worker is
@@ -57,6 +62,7 @@ enum Command {
     Bench(Box<bench::BenchArgs>),
     /// Print the OpenAPI document of the HTTP API
     Openapi,
+    Policy(policy::PolicyArgs),
     MockEngine(Box<mock_engine::MockEngineArgs>),
     Demo(demo::DemoArgs),
 }
@@ -99,17 +105,23 @@ impl CliError {
     }
 }
 
-/// Parses the process's arguments, runs the subcommand, and says how to exit.
+/// Parses the process's arguments, runs the subcommand with the policy types that ship, and says how to exit.
 pub fn run() -> ExitCode {
+    run_with(&router_plugin_registry())
+}
+
+/// [`run`] with the policy types of `registry`, for programs that link types of their own.
+pub fn run_with(registry: &RouterPluginRegistry) -> ExitCode {
     // A failed parse prints its message, or the help, and exits here: 2, or 0 for --help and --version.
     let cli = Cli::parse();
     // Log lines would tear the demo's picture apart.
     let default_filter = if matches!(cli.command, Command::Demo(_)) { "warn" } else { "info" };
     let outcome = start_logging(&cli.log, default_filter).and_then(|()| match cli.command {
-        Command::Selector(args) => selector::run(*args),
+        Command::Selector(args) => selector::run(*args, registry),
         Command::Discover(args) => discover::run(args),
         Command::Bench(args) => bench::run(*args),
         Command::Openapi => openapi::run(),
+        Command::Policy(args) => policy::run(args, registry),
         Command::MockEngine(args) => mock_engine::run(*args),
         Command::Demo(args) => demo::run(&args),
     });

@@ -25,7 +25,7 @@ pub fn text() -> String {
         writeln!(out, "| [`{name}`](#pointsman-{name}) | {} |", about(command)).ok();
     }
     for command in shown() {
-        section(&mut out, command);
+        section(&mut out, command.get_name(), command);
     }
     out.push_str("\n## Flags of every subcommand\n");
     table(&mut out, flags(&root).filter(|arg| arg.is_global_set()));
@@ -36,8 +36,8 @@ fn about(command: &Command) -> String {
     command.get_about().map(|text| cell(&text.to_string())).unwrap_or_default()
 }
 
-fn section(out: &mut String, command: &Command) {
-    writeln!(out, "\n## pointsman {}\n", command.get_name()).ok();
+fn section(out: &mut String, name: &str, command: &Command) {
+    writeln!(out, "\n## pointsman {name}\n").ok();
     let long = command.get_long_about().or(command.get_about());
     writeln!(out, "{}", long.map(ToString::to_string).unwrap_or_default()).ok();
     let mut headings: Vec<Option<&str>> = Vec::new();
@@ -53,6 +53,9 @@ fn section(out: &mut String, command: &Command) {
     }
     if let Some(examples) = command.get_after_long_help() {
         writeln!(out, "\n```text\n{}\n```", examples.to_string().trim_end()).ok();
+    }
+    for below in command.get_subcommands() {
+        section(out, &format!("{name} {}", below.get_name()), below);
     }
 }
 
@@ -80,7 +83,7 @@ fn split_note(help: &str) -> (&str, Option<&str>, Option<&str>) {
 }
 
 fn row(out: &mut String, arg: &Arg) {
-    let long = arg.get_long().map_or_else(|| arg.get_id().to_string(), |long| format!("--{long}"));
+    let long = arg.get_long().map(|long| format!("--{long}")).unwrap_or_default();
     let takes_value = matches!(arg.get_action(), ArgAction::Set | ArgAction::Append);
     let value = arg.get_value_names().filter(|_| takes_value).and_then(<[_]>::first);
     let value = value.map(|name| format!(" {name}")).unwrap_or_default();
@@ -132,7 +135,8 @@ mod tests {
     fn every_flag_has_help() {
         let mut root = crate::cli::command();
         root.build();
-        for command in root.get_subcommands() {
+        let below = root.get_subcommands().flat_map(Command::get_subcommands);
+        for command in root.get_subcommands().chain(below) {
             assert!(!about(command).is_empty(), "{}", command.get_name());
             for arg in flags(command) {
                 assert!(arg.get_help().is_some(), "{} --{}", command.get_name(), arg.get_id());

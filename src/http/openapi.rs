@@ -9,7 +9,7 @@ use utoipa::{
 };
 
 use super::routes::{
-    catalog, index, indexer, indexer_face, inspection, peers, probes, reservations, selection, workers,
+    catalog, index, indexer, indexer_face, inspection, peers, policy, probes, reservations, selection, workers,
 };
 use crate::selection::worker::{KvTransferEnforcement, Lifecycle, WorkerRole};
 
@@ -81,6 +81,7 @@ pub(super) struct WorkerRecordSchema {
         inspection::overlap_scores,
         inspection::dump,
         inspection::listeners,
+        policy::status,
         peers::register,
         peers::deregister,
         peers::list,

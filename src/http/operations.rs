@@ -4,7 +4,7 @@
 use axum::http::Method;
 
 /// Method and path template of every operation, those of the hot path first.
-pub(super) const OPERATIONS: [(&str, &str); 41] = [
+pub(super) const OPERATIONS: [(&str, &str); 42] = [
     ("POST", "/select_and_reserve"),
     ("POST", "/reservations/{selection_id}/prefill_complete"),
     ("DELETE", "/reservations/{selection_id}"),
@@ -28,6 +28,7 @@ pub(super) const OPERATIONS: [(&str, &str); 41] = [
     ("GET", "/catalog"),
     ("PUT", "/catalog/{owner}"),
     ("GET", "/listeners"),
+    ("GET", "/policy"),
     ("GET", "/openapi.json"),
     ("POST", "/replica_sync/register_peer"),
     ("POST", "/replica_sync/deregister_peer"),

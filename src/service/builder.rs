@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc};
 
-use super::{SelectionService, classifier::ClassifierChoice, config::ServiceConfig, sources::Sources};
+use super::{PolicySource, SelectionService, classifier::ClassifierChoice, config::ServiceConfig, sources::Sources};
 use crate::{
     events::listener::ListenerConfig,
     mesh::BoundMesh,
@@ -10,7 +10,7 @@ use crate::{
     selection::{
         Clock,
         config::ConfigError,
-        core::{LifecycleOwner, Plugins},
+        core::LifecycleOwner,
         ingest::EventSources,
         moment::SystemClock,
         policy::{builtin, registry::RouterPluginRegistry, stages::WorkerSelectionPolicyFactory},
@@ -36,23 +36,14 @@ pub struct SelectionServiceBuilder {
     mesh: Option<BoundMesh>,
     classifier: ClassifierChoice,
     plugins: HostPlugins,
+    policies: Option<PolicySource>,
 }
 
 /// Policies that the host links.
-#[derive(Clone)]
-pub(super) struct HostPlugins {
+struct HostPlugins {
     registry: RouterPluginRegistry,
     role: WorkerRole,
     factory: Option<WorkerSelectionPolicyFactory>,
-}
-
-impl HostPlugins {
-    pub(super) fn plugins(&self) -> Plugins<'_> {
-        match &self.factory {
-            Some(factory) => Plugins::Factory(Arc::clone(factory)),
-            None => Plugins::Registry { registry: &self.registry, role: self.role },
-        }
-    }
 }
 
 impl fmt::Debug for SelectionServiceBuilder {
@@ -93,6 +84,7 @@ impl SelectionServiceBuilder {
                 limits: ClassifierLimits::default(),
                 owner: LifecycleOwner::Booking,
             },
+            policies: None,
         }
     }
 
@@ -153,6 +145,13 @@ impl SelectionServiceBuilder {
         self
     }
 
+    /// Policies by role, from a document that may be followed; they go before what the registry or a factory would give.
+    #[must_use]
+    pub fn policies(mut self, source: PolicySource) -> Self {
+        self.policies = Some(source);
+        self
+    }
+
     /// Builds the service and starts its tasks; start-up recovery goes on in the background (see
     /// [`SelectionService::recovered`]).
     ///
@@ -164,12 +163,18 @@ impl SelectionServiceBuilder {
             Some(sources) => Sources::host(sources),
             None => Sources::listeners(runtime.clone(), self.listener),
         };
+        let HostPlugins { registry, role, factory } = self.plugins;
+        let policies = match (self.policies, factory) {
+            (Some(policies), _) => policies,
+            (None, Some(factory)) => PolicySource::fixed(factory, &self.config.selection, registry),
+            (None, None) => PolicySource::of(&self.config.selection, registry, role)?,
+        };
         let mut classifier = self.classifier;
         if classifier.factory.is_none() {
-            let resolved = self.plugins.registry.resolve_request_classifier(&self.config.selection);
+            let resolved = policies.registry.resolve_request_classifier(&self.config.selection);
             classifier.factory = resolved.map_err(|error| ConfigError(error.to_string()))?;
         }
-        let parts = (self.plugins, classifier, runtime);
-        Ok(SelectionService::start(self.config, self.clock, sources, self.mesh, parts)?)
+        let classifier = (classifier, runtime);
+        Ok(SelectionService::start(self.config, self.clock, sources, self.mesh, policies, classifier)?)
     }
 }

@@ -100,7 +100,8 @@ impl Collector for ServiceCollector {
         index(&shared, &mut encoder)?;
         load(&shared, &mut encoder)?;
         super::classifier::encode(&shared, &mut encoder)?;
-        queue::encode(&shared, &mut encoder)
+        queue::encode(&shared, &mut encoder)?;
+        shared.policies.encode(&mut encoder)
     }
 }
 

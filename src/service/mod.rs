@@ -6,8 +6,10 @@
 //! | `verbs` | workers, selections, reservations, inspection |
 //! | `instances` | the standalone indexer's verbs |
 //! | `classifier` | request classifiers: their events, their metrics |
+//! | `policy` | policies in force, and reloads of their document |
 //! | `recovery` | filling index and catalog from peers at start |
 //! | `exports` | snapshots of the index for peers that start |
+//! | `file` | files that are followed |
 //! | `sources` | listeners, and what they wait for |
 //! | `tasks` | background tasks, watched |
 //! | `health` | whether the service is alive and ready |
@@ -20,9 +22,11 @@ mod builder;
 mod classifier;
 pub mod config;
 pub mod exports;
+pub(crate) mod file;
 mod health;
 mod instances;
 mod metrics;
+pub mod policy;
 mod recovery;
 mod sources;
 mod tasks;
@@ -38,10 +42,10 @@ use std::{
     time::Duration,
 };
 
-use builder::HostPlugins;
 pub use builder::{BuildError, SelectionServiceBuilder};
 pub use config::{PeerToken, RecoveryConfig, ServiceConfig};
 pub use health::{LivenessReport, ReadinessReport};
+pub use policy::{PolicyReloadError, PolicySource, PolicyStatus};
 pub use recovery::{PeerAttempt, RecoveryError, RecoveryReport};
 use sources::Sources;
 use tasks::{Heartbeat, Tasks, panic_text};
@@ -50,7 +54,7 @@ use tokio::{sync::watch, time::MissedTickBehavior};
 use crate::{
     events::status::{ListenerStatus, RankTrust},
     mesh::{BoundMesh, Mesh, MeshStatus},
-    selection::{Clock, SelectionConfig, SelectionCore, SelectionError, config::ConfigError},
+    selection::{Clock, SelectionCore, SelectionError, config::ConfigError, core::Plugins},
     telemetry::{
         metrics::Metrics,
         readiness::{Condition, Readiness},
@@ -78,7 +82,6 @@ impl fmt::Debug for SelectionService {
 
 struct Shared {
     core: Arc<SelectionCore>,
-    plugins: HostPlugins,
     config: ServiceConfig,
     readiness: Readiness,
     metrics: Metrics,
@@ -88,6 +91,9 @@ struct Shared {
     ticked: Heartbeat,
     panics: AtomicU64,
     exports: exports::Exports,
+    policies: Arc<policy::Policies>,
+    /// Follows the policy document.
+    _policy_file: Option<file::StopHandle>,
     late_peers: recovery::LatePeers,
     /// `Some` once start-up recovery is over.
     recovery: watch::Sender<Option<RecoveryReport>>,
@@ -107,10 +113,13 @@ impl SelectionService {
         clock: Arc<dyn Clock>,
         sources: Sources,
         mesh: Option<BoundMesh>,
-        (plugins, classifier, runtime): (HostPlugins, classifier::ClassifierChoice, tokio::runtime::Handle),
+        policies: PolicySource,
+        (classifier, runtime): (classifier::ClassifierChoice, tokio::runtime::Handle),
     ) -> Result<Self, ConfigError> {
-        let selection = config.selection.clone();
-        let core = SelectionCore::try_new_with_plugins(selection, clock, sources.for_core(), plugins.plugins())?;
+        let plugins = Plugins::Factory(policies.composition.factory());
+        let core = SelectionCore::try_new_with_plugins(config.selection.clone(), clock, sources.for_core(), plugins)?;
+        let policies = policy::Policies::new(policies, &config.selection);
+        let policy_file = policy::follow(&policies, &core).map_err(|error| ConfigError(error.to_string()))?;
         let tasks = Tasks::new();
         if let Some(setup) = classifier.setup(&tasks, runtime) {
             core.install_request_classifier(setup);
@@ -119,7 +128,6 @@ impl SelectionService {
         let mesh = mesh.map(|mesh| mesh.start(&core, &metrics));
         let shared = Arc::new(Shared {
             core,
-            plugins,
             mesh,
             readiness: Readiness::new(config.ready_requires),
             config,
@@ -129,6 +137,8 @@ impl SelectionService {
             ticked: Heartbeat::new(),
             panics: AtomicU64::new(0),
             exports: exports::Exports::default(),
+            policies,
+            _policy_file: policy_file,
             late_peers: recovery::LatePeers::default(),
             recovery: watch::Sender::new(None),
         });
@@ -174,15 +184,6 @@ impl SelectionService {
         &self.shared.core
     }
 
-    /// Gives every partition the policy that `config` chooses among the linked ones; its other settings do not count.
-    /// Bookings, sessions and requests at work stay.
-    ///
-    /// # Errors
-    /// The policy of the host's role cannot be; nothing has changed then.
-    pub fn replace_policies(&self, config: &SelectionConfig) -> Result<(), ConfigError> {
-        self.shared.core.replace_policies(config, &self.shared.plugins.plugins())
-    }
-
     /// The mesh of replicas, where it is on.
     pub fn mesh(&self) -> Option<&Mesh> {
         self.shared.mesh.as_ref()
@@ -194,6 +195,20 @@ impl SelectionService {
             Some(mesh) => mesh.status(),
             None => MeshStatus::disabled(self.shared.core.instance_id()),
         }
+    }
+
+    /// The policies in force, and what became of their document.
+    pub fn policy_status(&self) -> PolicyStatus {
+        self.shared.policies.status()
+    }
+
+    /// Replaces the policies and the classes of the queue by what the text of a document says. Bookings, sessions and
+    /// waiting requests stay. `Ok(false)` when it says what is in force.
+    ///
+    /// # Errors
+    /// The document is refused, and what was in force stays.
+    pub fn reload_policy(&self, text: &str) -> Result<bool, PolicyReloadError> {
+        self.shared.policies.reload(&self.shared.core, text)
     }
 
     /// Metrics of the service; parts around it register theirs here.

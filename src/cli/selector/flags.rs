@@ -24,6 +24,8 @@ pub struct SelectorArgs {
     #[command(flatten)]
     pub(super) routing: RoutingArgs,
     #[command(flatten)]
+    pub(super) policy: PolicyArgs,
+    #[command(flatten)]
     pub(super) memory: MemoryArgs,
     #[command(flatten)]
     pub(super) tracking: TrackingArgs,
@@ -147,6 +149,24 @@ pub(super) struct RoutingArgs {
 }
 
 #[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Policies")]
+pub(super) struct PolicyArgs {
+    /// Policy document (YAML): policies by role, classes of the queue, router settings [DYN_ROUTER_POLICY_CONFIG]
+    #[arg(long, value_name = "FILE")]
+    pub router_policy_config: Option<String>,
+    /// Instance of the document for prefill workers; `default` is the built-in policy [DYN_ROUTER_PREFILL_POLICY]
+    #[arg(long, value_name = "INSTANCE")]
+    pub router_prefill_policy: Option<String>,
+    /// Instance of the document for decode workers; `default` is the built-in policy [DYN_ROUTER_DECODE_POLICY]
+    #[arg(long, value_name = "INSTANCE")]
+    pub router_decode_policy: Option<String>,
+    /// Follow the policy document: a good change acts at once, a bad one keeps what is in force
+    #[arg(long, env = "POINTSMAN_POLICY_WATCH", value_name = "BOOL", default_value_t = true)]
+    #[arg(action = clap::ArgAction::Set, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub policy_watch: bool,
+}
+
+#[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Sessions and pending selections")]
 pub(super) struct MemoryArgs {
     /// Seconds a session stays with its worker after its last request, 1 to 31536000 [default: no sessions]
@@ -221,6 +241,9 @@ Examples:
 
   Take over the index of a running selector, and keep sessions for ten minutes:
     pointsman selector --indexer-peers http://10.0.0.7:8092 --session-affinity-ttl-secs 600
+
+  Choose by a policy document, and follow its changes:
+    pointsman selector --workers-file workers.yaml --router-policy-config policy.yaml
 
   Stand in for the standalone indexer:
     pointsman selector --face indexer --port 8090";

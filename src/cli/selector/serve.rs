@@ -20,7 +20,7 @@ use crate::{
     http::{self, AdminToken, HttpConfig},
     mesh::{BoundMesh, MeshConfig},
     selection::SelectionConfig,
-    service::{PeerToken, RecoveryConfig, SelectionServiceBuilder, ServiceConfig},
+    service::{PeerToken, PolicySource, RecoveryConfig, SelectionServiceBuilder, ServiceConfig},
     telemetry::{
         readiness::{Condition, ReadyRequirements},
         shutdown::StopSignals,
@@ -31,15 +31,15 @@ use crate::{
 ///
 /// # Errors
 /// The token file cannot be read; the runtime, the service or the socket cannot be made.
-pub(super) fn run(args: SelectorArgs, selection: SelectionConfig) -> Result<(), CliError> {
+pub(super) fn run(args: SelectorArgs, selection: SelectionConfig, policies: PolicySource) -> Result<(), CliError> {
     let runtime = runtime(args.http.runtime_threads)?;
-    let outcome = runtime.block_on(serve(args, selection));
+    let outcome = runtime.block_on(serve(args, selection, policies));
     // Blocking work that is still under way, a recovery for example, is not waited for.
     runtime.shutdown_background();
     outcome
 }
 
-async fn serve(args: SelectorArgs, selection: SelectionConfig) -> Result<(), CliError> {
+async fn serve(args: SelectorArgs, selection: SelectionConfig, policies: PolicySource) -> Result<(), CliError> {
     let mut signals = StopSignals::install().map_err(CliError::failed)?;
     let token = args.http.admin_token_file.as_deref().map(read_token).transpose()?;
     let http_config = http_config(&args.http, token.as_deref().map(String::as_str));
@@ -50,7 +50,7 @@ async fn serve(args: SelectorArgs, selection: SelectionConfig) -> Result<(), Cli
     let listener = TcpListener::bind(address)
         .await
         .map_err(|error| CliError::Failed(format!("cannot listen on {address}: {error}")))?;
-    let mut builder = SelectionServiceBuilder::new(config).listeners(listeners);
+    let mut builder = SelectionServiceBuilder::new(config).listeners(listeners).policies(policies);
     if let Some(port) = args.peers.replica_sync_port {
         let http_port = listener.local_addr().map_err(CliError::failed)?.port();
         let mesh = BoundMesh::bind(mesh_config(&args, port, http_port)?).await.map_err(CliError::failed)?;

@@ -1,15 +1,25 @@
-//! Defaults, environment and flags put together (spec scheduling 1.1): a flag wins over a `DYN_*` name, which wins over
-//! the default. Ranges that belong to the core are checked by the core.
+//! Defaults, environment, flags and policy document put together (spec scheduling 1.1): the document's `router:` section
+//! wins over a flag, a flag over a `DYN_*` name, and that over the default. Ranges that belong to the core are checked by
+//! the core.
 
 use std::time::Duration;
 
 use super::{
     flags::{SelectorArgs, parse_cache_policy, parse_queue_policy},
+    policy::{self, Policies},
     tracking::{self, Algorithm},
 };
 use crate::{
     cli::environment::Environment,
-    selection::{SelectionConfig, config::overlap_refresh_after, queue::QueueLimits},
+    selection::{
+        SelectionConfig,
+        config::{ApproximateCachePolicy, TrackingHash, overlap_refresh_after},
+        policy::{
+            document::{RouterSettings, check_combination},
+            registry::RouterPluginRegistry,
+        },
+        queue::QueueLimits,
+    },
 };
 
 /// What the reference takes a stale booking's age to be when the variable is no positive integer.
@@ -24,15 +34,21 @@ pub struct Settings {
     pub selection: SelectionConfig,
     /// Lines for the log, most important first.
     pub warnings: Vec<String>,
+    /// Policies by role, and the document they are from.
+    pub policies: Policies,
 }
 
-/// Merges.
+/// Merges. The policy document is read, and what it chooses is looked up in `registry`.
 ///
 /// # Errors
 /// The text of the first setting that is refused.
-pub fn resolve(args: &SelectorArgs, env: &Environment<'_>) -> Result<Settings, String> {
+pub fn resolve(
+    args: &SelectorArgs,
+    env: &Environment<'_>,
+    registry: &RouterPluginRegistry,
+) -> Result<Settings, String> {
     let mut warnings = env.deprecations();
-    refuse_policy_files(env, &mut warnings)?;
+    let document = policy::load(&args.policy, env)?;
     check_settings_without_effect(env, &mut warnings)?;
 
     let mut selection = SelectionConfig::default();
@@ -41,13 +57,95 @@ pub fn resolve(args: &SelectorArgs, env: &Environment<'_>) -> Result<Settings, S
 
     // The environment's word is checked even where a flag replaces it, as in the reference.
     let inherited = env.word("DYN_ROUTER_TRACKING_HASH", Algorithm::parse)?;
+    let modelled = env.word("DYN_ROUTER_PREFILL_LOAD_MODEL", |word| match word {
+        "none" | "ais" | "aic" => Ok(word.to_owned()),
+        other => Err(format!("unknown prefill load model: {other:?}, expected 'none' or 'ais'")),
+    })?;
     let tracking = &args.tracking;
     let algorithm = tracking.router_tracking_hash.or(inherited).unwrap_or(Algorithm::Public);
     let key_file = tracking.router_tracking_key_file.clone().or_else(|| env.text("DYN_ROUTER_TRACKING_KEY_FILE"));
     let key_id = tracking.router_tracking_key_id.clone().or_else(|| env.text("DYN_ROUTER_TRACKING_KEY_ID"));
-    selection.tracking_hash = tracking::resolve(algorithm, key_file.as_deref(), key_id)?;
-    check_prefill_load_model(env, &selection)?;
-    Ok(Settings { selection, warnings })
+    let given = RouterSettings {
+        router_tracking_hash: Some(algorithm.word().to_owned()),
+        router_tracking_key_file: Some(key_file),
+        router_tracking_key_id: Some(key_id),
+        router_prefill_load_model: Some(modelled.unwrap_or_else(|| "none".to_owned())),
+        ..given_settings(&selection, env)
+    };
+    let router = match &document {
+        Some(document) => document.router.or(&given),
+        None => given.clone(),
+    };
+    check_combination(&router)?;
+    apply_router(&mut selection, &router)?;
+    selection.tracking_hash = tracking_hash(&router)?;
+    let policies = policy::resolve(args, env, registry, &mut selection, document, given, &mut warnings)?;
+    Ok(Settings { selection, warnings, policies })
+}
+
+/// The settings a document may decide, as flags and environment leave them.
+fn given_settings(config: &SelectionConfig, env: &Environment<'_>) -> RouterSettings {
+    let word = match config.approximate_cache_policy {
+        ApproximateCachePolicy::Ttl => "ttl",
+        ApproximateCachePolicy::Lru => "lru",
+    };
+    let boolean = |name: &str, default: bool| Some(env.boolean(name).unwrap_or(default));
+    RouterSettings {
+        host_cache_hit_weight: Some(config.host_cache_hit_weight),
+        disk_cache_hit_weight: Some(config.disk_cache_hit_weight),
+        use_kv_events: Some(config.use_kv_events),
+        router_replica_sync: boolean("DYN_ROUTER_REPLICA_SYNC", false),
+        router_track_active_blocks: boolean("DYN_ROUTER_TRACK_ACTIVE_BLOCKS", true),
+        router_track_output_blocks: boolean("DYN_ROUTER_TRACK_OUTPUT_BLOCKS", false),
+        router_assume_kv_reuse: Some(config.assume_kv_reuse),
+        router_track_prefill_tokens: Some(config.track_prefill_tokens),
+        router_tracking_hash: None,
+        router_tracking_key_file: None,
+        router_tracking_key_id: None,
+        router_prefill_load_model: None,
+        router_ttl_secs: Some(config.ttl.as_secs_f64()),
+        router_approximate_cache_policy: Some(word.to_owned()),
+        router_event_threads: Some(env.number("DYN_ROUTER_EVENT_THREADS").unwrap_or(4)),
+        use_remote_indexer: boolean("DYN_USE_REMOTE_INDEXER", false),
+        serve_indexer: Some(false),
+        enable_session_prefix_index: boolean("DYN_ENABLE_SESSION_PREFIX_INDEX", false),
+        shared_cache_type: Some(env.text("DYN_SHARED_CACHE_TYPE").unwrap_or_else(|| "none".to_owned())),
+        router_predicted_ttl_secs: Some(config.predicted_ttl.map(|ttl| ttl.as_secs_f64())),
+    }
+}
+
+/// The settings that act here. The others are the frontend's: they are checked, and say nothing to a selector.
+fn apply_router(config: &mut SelectionConfig, router: &RouterSettings) -> Result<(), String> {
+    for (place, value) in [
+        (&mut config.host_cache_hit_weight, router.host_cache_hit_weight),
+        (&mut config.disk_cache_hit_weight, router.disk_cache_hit_weight),
+    ] {
+        *place = value.unwrap_or(*place);
+    }
+    for (place, value) in [
+        (&mut config.use_kv_events, router.use_kv_events),
+        (&mut config.assume_kv_reuse, router.router_assume_kv_reuse),
+        (&mut config.track_prefill_tokens, router.router_track_prefill_tokens),
+    ] {
+        *place = value.unwrap_or(*place);
+    }
+    if let Some(seconds) = router.router_ttl_secs {
+        config.ttl = lifetime("router_ttl_secs", seconds)?;
+    }
+    if let Some(seconds) = router.router_predicted_ttl_secs {
+        config.predicted_ttl = seconds.map(|seconds| lifetime("router_predicted_ttl_secs", seconds)).transpose()?;
+    }
+    if let Some(word) = &router.router_approximate_cache_policy {
+        config.approximate_cache_policy = parse_cache_policy(word)?;
+    }
+    Ok(())
+}
+
+fn tracking_hash(router: &RouterSettings) -> Result<TrackingHash, String> {
+    let algorithm = router.router_tracking_hash.as_deref().map(Algorithm::parse).transpose()?;
+    let key_file = router.router_tracking_key_file.clone().flatten();
+    let key_id = router.router_tracking_key_id.clone().flatten();
+    tracking::resolve(algorithm.unwrap_or(Algorithm::Public), key_file.as_deref(), key_id)
 }
 
 fn apply_environment(
@@ -181,24 +279,6 @@ fn lifetime(field: &str, seconds: f64) -> Result<Duration, String> {
     }
 }
 
-/// Policy files are read by a later version: refused rather than ignored.
-fn refuse_policy_files(env: &Environment<'_>, warnings: &mut Vec<String>) -> Result<(), String> {
-    if let Some(path) = env.text("DYN_ROUTER_POLICY_CONFIG") {
-        std::fs::read(&path).map_err(|e| format!("failed to read router policy config {path}: {e}"))?;
-        return Err(format!("this version reads no policy file: unset DYN_ROUTER_POLICY_CONFIG ({path})"));
-    }
-    if let Some(name) = env.trimmed("DYN_ROUTER_WORKER_SELECTION_POLICY").filter(|n| n != "default") {
-        return Err(format!("unknown worker-selection instance {name:?}; configured instances: <none>"));
-    }
-    // The reference serves the aggregated role here and ignores what is chosen for the others.
-    for name in ["DYN_ROUTER_PREFILL_POLICY", "DYN_ROUTER_DECODE_POLICY"] {
-        if let Some(policy) = env.trimmed(name).filter(|p| p != "default") {
-            warnings.push(format!("{name}={policy:?} is ignored: this service runs one policy for all workers"));
-        }
-    }
-    Ok(())
-}
-
 /// Settings the reference reads and checks, but that act in its frontend or nowhere in a selection service.
 fn check_settings_without_effect(env: &Environment<'_>, warnings: &mut Vec<String>) -> Result<(), String> {
     env.word("DYN_SHARED_CACHE_TYPE", |word| match word {
@@ -215,13 +295,6 @@ fn check_settings_without_effect(env: &Environment<'_>, warnings: &mut Vec<Strin
     };
     between("DYN_SHARED_CACHE_MULTIPLIER", "shared_cache_multiplier")?;
     between("DYN_ROUTER_CONDITIONAL_DISAGG_EFF_ISL_RATIO_THRESHOLD", "conditional_disagg_eff_isl_ratio_threshold")?;
-    if env.number::<u64>("DYN_ROUTER_EVENT_THREADS") == Some(0) {
-        return Err("router_event_threads must be at least 1".to_owned());
-    }
-    let active = env.boolean("DYN_ROUTER_TRACK_ACTIVE_BLOCKS").unwrap_or(true);
-    if env.boolean("DYN_ROUTER_TRACK_OUTPUT_BLOCKS") == Some(true) && !active {
-        return Err("router_track_output_blocks requires router_track_active_blocks=true".to_owned());
-    }
     check_conditional_disaggregation(env)
 }
 
@@ -243,18 +316,6 @@ fn check_conditional_disaggregation(env: &Environment<'_>) -> Result<(), String>
         "conditional_disagg policy={policy} needs prefill_busy_threshold: set {} or {}",
         thresholds[0], thresholds[1]
     ))
-}
-
-fn check_prefill_load_model(env: &Environment<'_>, config: &SelectionConfig) -> Result<(), String> {
-    let modelled = env.word("DYN_ROUTER_PREFILL_LOAD_MODEL", |word| match word {
-        "none" => Ok(false),
-        "ais" | "aic" => Ok(true),
-        other => Err(format!("unknown prefill load model: {other:?}, expected 'none' or 'ais'")),
-    })?;
-    if modelled == Some(true) && !config.track_prefill_tokens {
-        return Err("router_prefill_load_model requires router_track_prefill_tokens=true".to_owned());
-    }
-    Ok(())
 }
 
 #[cfg(test)]

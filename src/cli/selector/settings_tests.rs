@@ -5,7 +5,13 @@ use std::collections::BTreeMap;
 use clap::Parser;
 
 use super::*;
-use crate::selection::config::{ApproximateCachePolicy, QueuePolicy, TrackingHash};
+use crate::{
+    plugins::router_plugin_registry,
+    selection::{
+        config::{ApproximateCachePolicy, QueuePolicy, TrackingHash},
+        worker::WorkerRole,
+    },
+};
 
 #[derive(Debug, Parser)]
 struct Line {
@@ -19,7 +25,7 @@ fn settings(flags: &[&str], variables: &[(&str, &str)]) -> Result<Settings, Stri
         Line::try_parse_from(std::iter::once("selector").chain(flags.iter().copied())).map_err(|e| e.to_string())?;
     let variables: BTreeMap<_, _> = variables.iter().copied().collect();
     let lookup = |name: &str| variables.get(name).map(|v| (*v).to_owned());
-    resolve(&line.args, &Environment::new(&lookup))
+    resolve(&line.args, &Environment::new(&lookup), &router_plugin_registry())
 }
 
 fn config(flags: &[&str], variables: &[(&str, &str)]) -> SelectionConfig {
@@ -215,18 +221,102 @@ fn an_unknown_word_for_kv_events_falls_to_the_second_name() {
     assert!(!merged.use_kv_events);
 }
 
+/// Settings with a policy document of that text, beside flags and environment.
+fn with_document(text: &str, flags: &[&str], variables: &[(&str, &str)]) -> Result<Settings, String> {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), text).unwrap();
+    let mut variables = variables.to_vec();
+    variables.push(("DYN_ROUTER_POLICY_CONFIG", file.path().to_str().unwrap()));
+    settings(flags, &variables)
+}
+
 #[test]
-fn policy_files_are_refused_not_ignored() {
+fn a_policy_document_is_read_and_decides_over_flags_and_environment() {
     let missing = refusal(&[("DYN_ROUTER_POLICY_CONFIG", "/nonexistent/policy.yaml")]);
     assert!(missing.starts_with("failed to read router policy config /nonexistent/policy.yaml: "), "{missing}");
-    let file = tempfile::NamedTempFile::new().unwrap();
-    let present = refusal(&[("DYN_ROUTER_POLICY_CONFIG", file.path().to_str().unwrap())]);
-    assert!(present.contains("reads no policy file"), "{present}");
+    let merged = with_document(
+        "router: {host_cache_hit_weight: 0.5, use_kv_events: true, router_ttl_secs: 7, router_predicted_ttl_secs: 3}",
+        &["--router-host-cache-hit-weight=0.1", "--no-router-kv-events"],
+        &[("DYN_ROUTER_DISK_CACHE_HIT_WEIGHT", "0.2")],
+    );
+    let Settings { selection, policies, .. } = merged.unwrap();
+    assert_eq!((selection.host_cache_hit_weight, selection.disk_cache_hit_weight), (0.5, 0.2));
+    assert!(selection.use_kv_events);
+    assert_eq!((selection.ttl, selection.predicted_ttl), (Duration::from_secs(7), Some(Duration::from_secs(3))));
+    assert_eq!(policies.given.host_cache_hit_weight, Some(0.1), "what a document without the setting would leave");
+    let null = with_document("router: {router_predicted_ttl_secs: null}", &["--router-predicted-ttl-secs=3"], &[]);
+    assert_eq!(null.unwrap().selection.predicted_ttl, None);
+}
+
+#[test]
+fn a_policy_document_that_cannot_be_meant_is_refused() {
+    for (text, variables, part) in [
+        ("worker_selection: {aggregated: [", &[][..], "failed to parse router policy config "),
+        ("router: {use_kv_events: x}", &[], "router.use_kv_events: invalid type: string \"x\", expected a boolean"),
+        (
+            "worker_selection: {aggregated: default}",
+            &[("DYN_ROUTER_WORKER_SELECTION_POLICY", "ghost")],
+            "unknown worker-selection instance \"ghost\"; configured instances: <none>",
+        ),
+        (
+            "worker_selection: {aggregated: a, instances: [{name: a, type: nope}]}",
+            &[],
+            "unknown worker-selection policy type \"nope\"; linked policy types: ",
+        ),
+        (
+            "router: {router_tracking_hash: public-xxh3-v1}",
+            &[("DYN_ROUTER_TRACKING_HASH", "keyed-xxh3-v1"), ("DYN_ROUTER_TRACKING_KEY_ID", "a")],
+            "router tracking key options require router_tracking_hash=keyed-xxh3-v1",
+        ),
+        (
+            "router: {router_track_output_blocks: true}",
+            &[("DYN_ROUTER_TRACK_ACTIVE_BLOCKS", "false")],
+            "router_track_output_blocks requires router_track_active_blocks=true",
+        ),
+    ] {
+        let refused = with_document(text, &[], variables).unwrap_err();
+        assert!(refused.contains(part), "{text}: {refused}");
+    }
+}
+
+#[test]
+fn a_request_classifier_is_taken() {
+    let policies = with_document("request_classifier: {type: thunderagent}", &[], &[]).unwrap().policies;
+    let classifier = policies.document.unwrap().request_classifier.unwrap();
+    assert_eq!(classifier.classifier_type(), "thunderagent");
+}
+
+#[test]
+fn a_role_is_chosen_by_flag_then_environment_then_document() {
+    const DOCUMENT: &str = "worker_selection:
+  prefill: doc
+  encode: doc
+  instances: [{name: doc, type: none}, {name: env, type: none}, {name: own, type: none}, {name: flag, type: none}]
+";
+    let chosen = |flags: &[&str], variables: &[(&str, &str)]| {
+        let policies = with_document(DOCUMENT, flags, variables).unwrap().policies;
+        let of = |role| policies.composition.of(role).instance.clone().unwrap_or_else(|| "-".to_owned());
+        [of(WorkerRole::Prefill), of(WorkerRole::Decode), of(WorkerRole::Encode)].join(" ")
+    };
+    let prefill = ("DYN_ROUTER_PREFILL_POLICY", "own");
+    assert_eq!(chosen(&[], &[]), "doc - doc");
+    assert_eq!(chosen(&[], &[prefill]), "own - doc");
+    assert_eq!(chosen(&["--router-prefill-policy=flag"], &[prefill]), "flag - doc");
+    assert_eq!(chosen(&["--router-prefill-policy= "], &[prefill]), "own - doc");
+    assert_eq!(chosen(&["--router-decode-policy=flag"], &[("DYN_ROUTER_PREFILL_POLICY", "default")]), "- flag doc");
+    let everywhere = with_document(DOCUMENT, &[], &[("DYN_ROUTER_WORKER_SELECTION_POLICY", "env")]);
+    assert!(everywhere.unwrap_err().starts_with("unknown worker-selection policy type \"none\""));
+}
+
+#[test]
+fn policies_of_roles_that_may_never_come_are_told_and_do_not_stop_the_start() {
     for name in ["DYN_ROUTER_WORKER_SELECTION_POLICY", "DYN_ROUTER_PREFILL_POLICY", "DYN_ROUTER_DECODE_POLICY"] {
         assert!(settings(&[], &[(name, "default")]).is_ok(), "{name}");
     }
     let other = settings(&[], &[("DYN_ROUTER_DECODE_POLICY", "fast")]).unwrap();
-    assert!(other.warnings.iter().any(|w| w.contains("\"fast\" is ignored")), "{:?}", other.warnings);
+    let told = "requests to decode workers will fail: unknown worker-selection instance \"fast\"; configured instances: \
+                <none>";
+    assert!(other.warnings.iter().any(|warning| warning == told), "{:?}", other.warnings);
 }
 
 #[test]

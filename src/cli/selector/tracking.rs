@@ -21,6 +21,14 @@ pub enum Algorithm {
 }
 
 impl Algorithm {
+    /// Its word.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Public => PUBLIC,
+            Self::Keyed => KEYED,
+        }
+    }
+
     /// Reads the exact word.
     ///
     /// # Errors

@@ -8,18 +8,16 @@ mod expand;
 pub mod follow;
 pub mod identity;
 mod schema;
-mod watch;
 
 pub use error::{FileError, Place};
 pub use follow::{FollowOptions, WorkersFile};
 
 use std::{
-    io::Read,
     panic::{AssertUnwindSafe, catch_unwind},
     path::Path,
 };
 
-use crate::selection::catalog::DesiredWorker;
+use crate::{selection::catalog::DesiredWorker, service::file::read_bounded};
 use schema::Document;
 
 /// Largest file that is read, in bytes.
@@ -49,7 +47,7 @@ pub fn parse(text: &str, file: &str) -> Result<Vec<DesiredWorker>, FileError> {
         let reason = text.rsplit_once(" at line ").map_or(text.as_str(), |(reason, _)| reason).to_owned();
         let place = Place { line_column, field: readable_path(field.as_deref().unwrap_or("")) };
         let file = file.to_owned();
-        match kind(&error, &place.field) {
+        match kind(error, &place.field) {
             Kind::Syntax => FileError::Syntax { file, place, reason },
             Kind::UnknownKey => FileError::UnknownKey { file, place, reason },
             Kind::Value => FileError::Value { file, place, reason },
@@ -106,7 +104,7 @@ fn kind(error: &serde_saphyr::Error, field: &str) -> Kind {
 pub fn load(path: &Path) -> Result<Vec<DesiredWorker>, FileError> {
     let file = path.display().to_string();
     let unreadable = |reason: String| FileError::Unreadable { file: file.clone(), reason };
-    let bytes = read_bounded(path).map_err(|e| unreadable(e.to_string()))?;
+    let bytes = read_bounded(path, MAX_FILE_BYTES).map_err(|e| unreadable(e.to_string()))?;
     let bytes = bytes.ok_or_else(|| FileError::TooLarge { file: file.clone(), limit: MAX_FILE_BYTES })?;
     parse_bytes(bytes, &file)
 }
@@ -117,13 +115,6 @@ fn parse_bytes(bytes: Vec<u8>, file: &str) -> Result<Vec<DesiredWorker>, FileErr
     let text = String::from_utf8(bytes).map_err(|e| syntax(format!("not UTF-8: {e}")))?;
     let parsed = catch_unwind(AssertUnwindSafe(|| parse(&text, file)));
     parsed.unwrap_or_else(|_| Err(syntax("the parser failed on this text".to_owned())))
-}
-
-/// The file's content, or nothing when it is longer than the limit.
-fn read_bounded(path: &Path) -> std::io::Result<Option<Vec<u8>>> {
-    let mut bytes = Vec::new();
-    std::fs::File::open(path)?.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes)?;
-    Ok((bytes.len() as u64 <= MAX_FILE_BYTES).then_some(bytes))
 }
 
 fn options() -> serde_saphyr::Options {

@@ -7,6 +7,7 @@ pub(super) mod indexer;
 pub(super) mod indexer_face;
 pub(super) mod inspection;
 pub(super) mod peers;
+pub(super) mod policy;
 pub(super) mod probes;
 pub(super) mod reservations;
 pub(super) mod selection;
@@ -146,6 +147,7 @@ pub(super) fn router(app: App, config: &HttpConfig) -> Router {
         .route("/overlap_scores", post(inspection::overlap_scores))
         .route("/dump", get(inspection::dump))
         .route("/listeners", get(inspection::listeners))
+        .route("/policy", get(policy::status))
         .route("/catalog", get(catalog::status))
         .route("/catalog/{owner}", put(catalog::apply).layer(decompression))
         .route("/replica_sync/register_peer", post(peers::register))

@@ -7,6 +7,8 @@ use std::{
     path::Path,
 };
 
+use std::time::Instant;
+
 use super::*;
 
 const THREE: &str = "version: 1\nworkers:\n- {worker_id: 1, endpoint: a}\n- {worker_id: 2, endpoint: b}\n- {worker_id: 3, endpoint: c}\n";
@@ -267,20 +269,14 @@ fn a_change_is_seen_without_any_notice() {
     let path = directory.path().join("workers.yaml");
     fs::write(&path, THREE).unwrap();
     let (publish, status) = watch::channel(SourceState::default());
-    let mut follower = Follower {
-        name: "workers.yaml".to_owned(),
-        path: path.clone(),
-        options: FollowOptions::default(),
-        publish,
-        counters: Arc::default(),
-        generation: 0,
-        read: None,
-        unfinished: None,
-    };
-    follower.look(false);
+    let name = "workers.yaml".to_owned();
+    let mut follower = Follower { name, epoch: 7, publish, counters: Arc::default(), generation: 0, refusal: None };
+    let mut reader = Reader::new(path.clone(), Pace::default(), MAX_FILE_BYTES);
+    let mut look = || reader.look(false).into_iter().for_each(|seen| follower.saw(seen));
+    look();
     assert_eq!(workers(&status.borrow()), 3);
     fs::write(&path, TWO).unwrap();
-    follower.look(false);
+    look();
     assert_eq!(workers(&status.borrow()), 2);
 }
 

@@ -99,6 +99,18 @@ impl PolicyComposition {
         })
     }
 
+    /// One factory of the host's for every role.
+    pub fn fixed(factory: &WorkerSelectionPolicyFactory, config: &SelectionConfig) -> Self {
+        let role = |role| RolePolicy {
+            role,
+            instance: Some("host".to_owned()),
+            policy_type: None,
+            factory: Ok(Some(Arc::clone(factory))),
+        };
+        let roles = WorkerRole::ALL.map(role).to_vec();
+        Self { roles, profiles: config.profiles.clone(), shadow: ShadowConfig::default() }
+    }
+
     /// The policy of a role.
     pub fn of(&self, role: WorkerRole) -> &RolePolicy {
         &self.roles[role as usize]

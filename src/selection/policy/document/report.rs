@@ -248,7 +248,9 @@ impl fmt::Display for CompositionReport {
                 writeln!(f, "  {} {} reads {}", part.stage, part.name, listed(&part.inputs))?;
             }
             if let Some(shadow) = &role.shadow {
-                writeln!(f, "  shadow {}, which decides {}% of the requests", shadow.instance, shadow.share * 100.0)?;
+                // As exact as a share is.
+                let percent = (shadow.share * 1e6).round() / 1e4;
+                writeln!(f, "  shadow {}, which decides {percent}% of the requests", shadow.instance)?;
             }
             if let Some(error) = &role.error {
                 writeln!(f, "  requests fail: {error}")?;
