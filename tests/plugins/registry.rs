@@ -232,6 +232,7 @@ fn what_ships_is_registered() {
             "dynamo-soft-affinity-load-guard",
             "dynamo-two-tier-cost-fn",
             "least-loaded",
+            "pipeline",
             "power-of-two-choices",
             "random",
             "round-robin",

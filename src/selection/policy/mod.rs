@@ -13,6 +13,7 @@
 //! | `failures` | what plugins did wrong, counted |
 //! | `eligibility`, `overlap` | who may be chosen, what he has |
 //! | `builtin` | policies that ship |
+//! | `pipeline`, `expression` | policies composed in YAML, and the CEL expressions in them |
 //!
 //! One policy instance a partition. The default cost is called under the partition's lock and does not look at all
 //! ranks; policies of components score a table copied out of it, under a lock of their own.
@@ -22,6 +23,8 @@ pub mod classifier;
 pub mod context;
 pub mod document;
 mod eligibility;
+#[cfg(feature = "expressions")]
+pub mod expression;
 pub mod failures;
 mod host;
 pub mod inputs;
@@ -29,6 +32,7 @@ pub mod instances;
 mod overlap;
 pub mod own;
 pub mod parameters;
+pub mod pipeline;
 pub mod registry;
 pub mod stages;
 mod table;

@@ -22,6 +22,7 @@ use super::{
     CacheWeights, SelectionPolicy,
     classifier::config::RequestClassifierRegistryError,
     parameters::{WorkerSelectionPolicyProvider, WorkerSelectionPolicyProviderError},
+    pipeline::{self, PIPELINE},
     registry::RouterPluginRegistry,
     stages::{RoutingPartitionRef, WorkerPicker, WorkerScorer, WorkerSelectionPolicy, WorkerSelectionPolicyFactory},
 };
@@ -31,7 +32,7 @@ use crate::selection::{config::SelectionConfig, partition::PolicyScope, worker::
 type Shipped = fn() -> WorkerSelectionPolicyProvider;
 
 /// Providers by type name.
-const SHIPPED: [(&str, Shipped); 11] = [
+const SHIPPED: [(&str, Shipped); 12] = [
     ("dynamo-default-cost-fn", named_default_cost::provider),
     ("dynamo-two-tier-cost-fn", two_tier::provider),
     ("thunderagent", thunderagent::provider),
@@ -44,6 +45,7 @@ const SHIPPED: [(&str, Shipped); 11] = [
     ("soft-affinity-load-guard", soft_affinity::provider),
     // Its name elsewhere.
     ("dynamo-soft-affinity-load-guard", soft_affinity::provider),
+    (PIPELINE, pipeline::provider),
 ];
 
 /// A registry with the policies that ship, and the default cost as its default.
