@@ -300,7 +300,7 @@ fn a_removed_salted_block_is_forgotten_when_no_tier_holds_it() {
 fn a_removal_from_disk_does_not_forget_a_salt() {
     let mut stream = Stream::new(4);
     stream.events(json!([
-        store(json!([1]), json!(null), &A, json!({"cache_salt": "a", "medium": "DISK"})),
+        store(json!([1]), json!(null), &A, json!({"cache_salt": "a"})),
         {"type": "BlockRemoved", "block_hashes": [1], "medium": "DISK"},
         store(json!([1]), json!(null), &A, json!({})),
         store(json!([2]), json!(1), &B, json!({})),
