@@ -46,4 +46,26 @@ pub struct Explanation {
     pub runner_up: Option<(u64, u32)>,
     /// Candidates that share the lowest cost.
     pub ties: u64,
+    /// What the policy beside it would have done.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shadow: Option<ShadowExplanation>,
+}
+
+/// The decision that was compared and not taken.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
+pub struct ShadowExplanation {
+    /// Instance that shadows the policy in force.
+    pub instance: String,
+    /// It was the shadow's turn: the policy in force is the one compared.
+    pub acted: bool,
+    /// Worker that the one compared chose; absent when it failed.
+    pub worker_id: Option<u64>,
+    /// Its rank.
+    pub dp_rank: Option<u32>,
+    /// Its cost, in its own unit.
+    pub cost: Option<f64>,
+    /// Prefill tokens by which the choice of the policy in force has more to compute before the first token than the
+    /// shadow's; negative when it has less.
+    pub regret_tokens: Option<i64>,
 }

@@ -99,6 +99,7 @@ impl Collector for ServiceCollector {
         catalog(&shared, &mut encoder)?;
         index(&shared, &mut encoder)?;
         load(&shared, &mut encoder)?;
+        shadows(&shared, &mut encoder)?;
         super::classifier::encode(&shared, &mut encoder)?;
         queue::encode(&shared, &mut encoder)?;
         shared.policies.encode(&mut encoder)
@@ -115,6 +116,26 @@ fn plugins(shared: &Shared) -> Family<2> {
         failures.add([component.as_str(), "panic"], count(counted.panics(component)));
     }
     failures
+}
+
+/// What shadow policies have shown.
+fn shadows(shared: &Shared, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let help = "Requests decided beside a shadow policy, by what comparing the two came to";
+    let mut decisions = Family::counter("shadow_decisions", help, ["instance", "outcome"]);
+    let mut acted = Family::counter("shadow_acted", "Requests that the shadow policy decided", ["instance"]);
+    let help = "Prefill tokens that one policy's choice had to compute before the first token beyond the other's";
+    let mut regret = Family::counter("shadow_regret_tokens", help, ["instance", "of"]);
+    for (instance, report) in shared.core.shadow_reports() {
+        for (outcome, times) in [("same", report.same), ("different", report.different), ("failed", report.failed)] {
+            decisions.add([&instance, outcome], count(times));
+        }
+        acted.add([&instance], count(report.acted));
+        regret.add([&instance, "in_force"], count(report.in_force_regret_tokens));
+        regret.add([&instance, "shadow"], count(report.shadow_regret_tokens));
+    }
+    decisions.encode(encoder)?;
+    acted.encode(encoder)?;
+    regret.encode(encoder)
 }
 
 fn process(shared: &Shared, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {

@@ -54,7 +54,7 @@ use tokio::{sync::watch, time::MissedTickBehavior};
 use crate::{
     events::status::{ListenerStatus, RankTrust},
     mesh::{BoundMesh, Mesh, MeshStatus},
-    selection::{Clock, SelectionCore, SelectionError, config::ConfigError, core::Plugins},
+    selection::{Clock, SelectionCore, SelectionError, config::ConfigError},
     telemetry::{
         metrics::Metrics,
         readiness::{Condition, Readiness},
@@ -116,7 +116,7 @@ impl SelectionService {
         policies: PolicySource,
         (classifier, runtime): (classifier::ClassifierChoice, tokio::runtime::Handle),
     ) -> Result<Self, ConfigError> {
-        let plugins = Plugins::Factory(policies.composition.factory());
+        let plugins = policies.composition.plugins();
         let core = SelectionCore::try_new_with_plugins(config.selection.clone(), clock, sources.for_core(), plugins)?;
         let policies = policy::Policies::new(policies, &config.selection);
         let policy_file = policy::follow(&policies, &core).map_err(|error| ConfigError(error.to_string()))?;

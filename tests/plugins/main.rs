@@ -5,4 +5,5 @@ mod contract;
 mod failures;
 mod host;
 mod registry;
+mod shadow;
 mod support;

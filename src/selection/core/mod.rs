@@ -47,6 +47,7 @@ use parking_lot::{Mutex, RwLock};
 
 use self::{queueing::Profiles, upkeep::Upkeep};
 
+use self::policies::Shadows;
 pub use self::{
     bookings::{BookingEnd, BookingIndex, EndedBookings},
     classifiers::{ClassifierSetup, LifecycleOwner},
@@ -76,6 +77,7 @@ pub struct SelectionCore {
     sources: Arc<dyn EventSources>,
     policies: RwLock<Arc<PolicyFactory>>,
     plugin_failures: Arc<PluginFailures>,
+    shadows: Shadows,
     /// What sees requests before they queue; most cores have none.
     classifiers: OnceLock<classifiers::Classifiers>,
     /// In force; changed under the catalog's lock.
@@ -162,9 +164,9 @@ impl SelectionCore {
         plugins: Plugins<'_>,
     ) -> Result<Arc<Self>, ConfigError> {
         config.validate()?;
-        let failures = Arc::default();
-        let policies = plugins.policies(&config, &failures)?;
-        Ok(Self::assemble(config, clock, sources, policies, failures))
+        let (failures, shadows) = (Arc::default(), Shadows::default());
+        let policies = plugins.policies(&config, &failures, &shadows)?;
+        Ok(Self::assemble(config, clock, sources, policies, failures, shadows))
     }
 
     /// [`Self::try_new`] with a policy for each partition from `policies`.
@@ -178,7 +180,7 @@ impl SelectionCore {
         policies: Arc<PolicyFactory>,
     ) -> Result<Arc<Self>, ConfigError> {
         config.validate()?;
-        Ok(Self::assemble(config, clock, sources, policies, Arc::default()))
+        Ok(Self::assemble(config, clock, sources, policies, Arc::default(), Shadows::default()))
     }
 
     fn assemble(
@@ -187,6 +189,7 @@ impl SelectionCore {
         sources: Arc<dyn EventSources>,
         policies: Arc<PolicyFactory>,
         plugin_failures: Arc<PluginFailures>,
+        shadows: Shadows,
     ) -> Arc<Self> {
         Arc::new(Self {
             upkeep: Upkeep::new(clock.now()),
@@ -194,6 +197,7 @@ impl SelectionCore {
             sources,
             policies: RwLock::new(policies),
             plugin_failures,
+            shadows,
             classifiers: OnceLock::new(),
             profiles: RwLock::new(Profiles::new(&config)),
             instance_id: uuid::Uuid::new_v4().to_string(),

@@ -1,8 +1,8 @@
 //! Which policy partitions get: by the role of their workers, from what the host links and its configuration chooses.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
-use parking_lot::MutexGuard;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::{PartitionFilter, SelectionCore, reconcile::RECORDS_AT_ONCE};
 use crate::selection::{
@@ -11,8 +11,13 @@ use crate::selection::{
     load::LoadTracker,
     partition::{PartitionRef, PolicyFactory},
     policy::{
-        PickRequest, Picked, SelectionPolicy, builtin, failures::PluginFailures, inputs::WorkerInputs,
-        own::PartitionPolicy, registry::RouterPluginRegistry, stages::WorkerSelectionPolicyFactory,
+        PickRequest, Picked, SelectionPolicy, builtin,
+        failures::PluginFailures,
+        inputs::WorkerInputs,
+        own::PartitionPolicy,
+        registry::RouterPluginRegistry,
+        shadow::{Shadow, ShadowCounts, ShadowReport, ShadowSource},
+        stages::WorkerSelectionPolicyFactory,
     },
     worker::WorkerRole,
 };
@@ -29,6 +34,13 @@ pub enum Plugins<'a> {
     },
     /// This factory, whatever is configured.
     Factory(WorkerSelectionPolicyFactory),
+    /// What a policy document was resolved to.
+    Composed {
+        /// In force.
+        factory: WorkerSelectionPolicyFactory,
+        /// Beside it, by role.
+        shadows: [Option<ShadowSource>; WorkerRole::ALL.len()],
+    },
 }
 
 impl std::fmt::Debug for Plugins<'_> {
@@ -38,6 +50,9 @@ impl std::fmt::Debug for Plugins<'_> {
                 f.debug_struct("Registry").field("registry", registry).field("role", role).finish()
             }
             Self::Factory(_) => f.write_str("Factory"),
+            Self::Composed { shadows, .. } => {
+                f.debug_struct("Composed").field("shadows", shadows).finish_non_exhaustive()
+            }
         }
     }
 }
@@ -55,9 +70,12 @@ impl Plugins<'_> {
         &self,
         config: &SelectionConfig,
         failures: &Arc<PluginFailures>,
+        shadows: &Shadows,
     ) -> Result<Arc<PolicyFactory>, ConfigError> {
         let choices = match self {
-            Self::Factory(factory) => WorkerRole::ALL.map(|_| Choice::From(Arc::clone(factory))),
+            Self::Factory(factory) | Self::Composed { factory, .. } => {
+                WorkerRole::ALL.map(|_| Choice::From(Arc::clone(factory)))
+            }
             Self::Registry { registry, role } => {
                 let mut resolved = registry.resolve_roles(config, failures);
                 if let Err(error) = &resolved[*role as usize] {
@@ -73,12 +91,36 @@ impl Plugins<'_> {
                 })
             }
         };
+        let beside = match self {
+            Self::Composed { shadows, .. } => shadows.clone(),
+            _ => [const { None }; WorkerRole::ALL.len()],
+        };
+        let counts = beside.each_ref().map(|beside| beside.as_ref().map(|source| shadows.of(&source.instance)));
         let failures = Arc::clone(failures);
-        Ok(Arc::new(move |config, scope| match &choices[scope.role as usize] {
-            Choice::Default => PartitionPolicy::UnderLock(builtin::default_policy(config, scope)),
-            Choice::From(factory) => PartitionPolicy::make(factory, config, scope, &failures),
-            Choice::Impossible(reason) => PartitionPolicy::UnderLock(Box::new(Refusal(reason.clone()))),
+        Ok(Arc::new(move |config, scope| {
+            let role = scope.role as usize;
+            let policy = match &choices[role] {
+                Choice::Default => PartitionPolicy::UnderLock(builtin::default_policy(config, scope)),
+                Choice::From(factory) => PartitionPolicy::make(factory, config, scope, &failures),
+                Choice::Impossible(reason) => PartitionPolicy::UnderLock(Box::new(Refusal(reason.clone()))),
+            };
+            let (Some(source), Some(counts)) = (&beside[role], &counts[role]) else { return policy };
+            let shadow = PartitionPolicy::make(&source.factory, config, scope, &failures);
+            PartitionPolicy::Shadowed {
+                policy: Box::new(policy),
+                shadow: Arc::new(Shadow::new(source, shadow, Arc::clone(counts))),
+            }
         }))
+    }
+}
+
+/// Counts of every instance that ever was a shadow; documents bound their number.
+#[derive(Debug, Default)]
+pub(super) struct Shadows(Mutex<BTreeMap<Arc<str>, Arc<ShadowCounts>>>);
+
+impl Shadows {
+    fn of(&self, instance: &Arc<str>) -> Arc<ShadowCounts> {
+        Arc::clone(self.0.lock().entry(Arc::clone(instance)).or_default())
     }
 }
 
@@ -106,13 +148,18 @@ impl SelectionCore {
         &self.plugin_failures
     }
 
+    /// What shadow policies have shown so far, by instance.
+    pub fn shadow_reports(&self) -> Vec<(Arc<str>, ShadowReport)> {
+        self.shadows.0.lock().iter().map(|(name, counts)| (Arc::clone(name), counts.report())).collect()
+    }
+
     /// Gives every partition a policy from `plugins`, chosen by `config`; the core's other settings stay. Bookings and
     /// sessions stay, state of the policies before does not. Listeners come or go as the new policies ask for.
     ///
     /// # Errors
     /// The policy for the host's role cannot be; nothing has changed then.
     pub fn replace_policies(&self, config: &SelectionConfig, plugins: &Plugins<'_>) -> Result<(), ConfigError> {
-        let policies = plugins.policies(config, &self.plugin_failures)?;
+        let policies = plugins.policies(config, &self.plugin_failures, &self.shadows)?;
         // Under the catalog's lock no partition comes that would keep the old ones.
         let mut catalog = self.catalog.lock();
         *self.policies.write() = Arc::clone(&policies);

@@ -7,27 +7,29 @@
 
 mod index;
 mod membership;
+mod posted;
 mod state;
 mod trust;
 mod turn;
 
 use std::{
     collections::BTreeSet,
+    convert::Infallible,
     fmt,
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
 use parking_lot::Mutex;
 
-use self::state::Pick;
 pub use self::{
     index::PartitionIndex,
     state::{Health, PartitionState, PolicyFactory, PolicyScope},
 };
 pub(super) use self::{membership::JoinError, trust::TrustTable};
+use self::{posted::PostedPolicy, state::Pick};
 use super::{
     config::SelectionConfig,
     core::classifiers::ClassifierSlot,
@@ -69,8 +71,7 @@ pub struct Partition {
     /// Workers whose cache is indexed and who did not join.
     indexed_only: Mutex<BTreeSet<u64>>,
     trust: TrustTable,
-    /// What the policy reads, for readers without the lock.
-    inputs: Arc<AtomicU8>,
+    posted: Arc<PostedPolicy>,
     health: Arc<Health>,
     state: Mutex<PartitionState>,
 }
@@ -127,7 +128,7 @@ impl Partition {
     ) -> Self {
         let PartitionParts { config, policies, panics, replication, profile } = parts;
         let health = Arc::new(Health::new(Arc::clone(panics)));
-        let inputs = Arc::new(AtomicU8::new(WorkerInputs::ALL.bits()));
+        let posted = Arc::<PostedPolicy>::default();
         let scope = PolicyScope { key: key.clone(), block_size, role: WorkerRole::default() };
         let queue = AdmissionQueue::new(profile, config.queue_limits);
         Self {
@@ -149,9 +150,9 @@ impl Partition {
                 Arc::clone(policies),
                 Arc::clone(&health),
                 queue,
-                &inputs,
+                &posted,
             )),
-            inputs,
+            posted,
             health,
             key,
         }
@@ -232,6 +233,31 @@ impl Partition {
         gate: impl FnOnce(&mut PartitionState) -> Result<Option<W>, SelectionError>,
         then: impl FnOnce(&mut PartitionState, Picked) -> Result<R, SelectionError>,
     ) -> Result<Choice<R, W>, SelectionError> {
+        let Some(shadow) = self.posted.shadow() else { return self.choose_in_force(request, gate, then) };
+        match self.with_state(gate)?? {
+            Some(ticket) => Ok(Choice::Waits(ticket)),
+            None => shadow.choose(self, request, then).map(Choice::Made),
+        }
+    }
+
+    /// What the policy in force decides, whatever stands beside it or waits.
+    pub(super) fn decide<R>(
+        &self,
+        request: &PickRequest<'_>,
+        then: impl FnOnce(&mut PartitionState, Picked) -> Result<R, SelectionError>,
+    ) -> Result<R, SelectionError> {
+        match self.choose_in_force(request, |_| Ok(None::<Infallible>), then)? {
+            Choice::Made(made) => Ok(made),
+            Choice::Waits(never) => match never {},
+        }
+    }
+
+    fn choose_in_force<R, W>(
+        &self,
+        request: &PickRequest<'_>,
+        gate: impl FnOnce(&mut PartitionState) -> Result<Option<W>, SelectionError>,
+        then: impl FnOnce(&mut PartitionState, Picked) -> Result<R, SelectionError>,
+    ) -> Result<Choice<R, W>, SelectionError> {
         let mut then = Some(then);
         let own = self.with_state(|state| {
             if let Some(ticket) = gate(state)? {
@@ -254,7 +280,7 @@ impl Partition {
 
     /// What the policy reads. Without [`WorkerInputs::CACHE`] nobody asks the index.
     pub fn required_inputs(&self) -> WorkerInputs {
-        WorkerInputs::from_bits(self.inputs.load(Ordering::Relaxed))
+        self.posted.inputs()
     }
 
     /// Has another policy from now on; bookings and sessions stay. A selection at work ends with the one it began with.

@@ -5,11 +5,11 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
-use super::PartitionIndex;
+use super::{PartitionIndex, posted::PostedPolicy};
 use crate::selection::{
     config::SelectionConfig,
     error::SelectionError,
@@ -112,8 +112,8 @@ pub struct PartitionState {
     /// Requests that wait for a rank.
     pub queue: AdmissionQueue,
     policy: PartitionPolicy,
-    /// What it reads, for readers without the lock.
-    inputs: Arc<AtomicU8>,
+    /// What of it readers without the lock see.
+    posted: Arc<PostedPolicy>,
     policies: Arc<PolicyFactory>,
     scope: PolicyScope,
     config: Arc<SelectionConfig>,
@@ -132,19 +132,18 @@ impl PartitionState {
         policies: Arc<PolicyFactory>,
         health: Arc<Health>,
         mut queue: AdmissionQueue,
-        inputs: &Arc<AtomicU8>,
+        posted: &Arc<PostedPolicy>,
     ) -> Self {
         let mut load = new_tracker(&scope, config);
         queue.attach(&mut load);
-        let policy = policies(config, &scope);
-        inputs.store(policy.required_inputs().bits(), Ordering::Relaxed);
+        let policy = posted.post(policies(config, &scope));
         Self {
             load,
             queue,
             rng: config.seed.map_or_else(fastrand::Rng::new, fastrand::Rng::with_seed),
             workers: HashMap::new(),
             policy,
-            inputs: Arc::clone(inputs),
+            posted: Arc::clone(posted),
             policies,
             scope,
             config: Arc::clone(config),
@@ -163,6 +162,7 @@ impl PartitionState {
         let policy = match &mut self.policy {
             PartitionPolicy::UnderLock(policy) => policy,
             PartitionPolicy::Own(own) => return Ok(Pick::Own(Arc::clone(own))),
+            PartitionPolicy::Shadowed { .. } => unreachable!("shadows are posted apart"),
         };
         let (load, rng) = (&mut self.load, &mut self.rng);
         if let Some(picked) = self.health.contain(|| policy.pick(request, load, rng)) {
@@ -185,6 +185,7 @@ impl PartitionState {
         let (load, rng) = (&mut self.load, &mut self.rng);
         match &mut self.policy {
             PartitionPolicy::Own(own) => return Some(Arc::clone(own)),
+            PartitionPolicy::Shadowed { .. } => unreachable!("shadows are posted apart"),
             PartitionPolicy::UnderLock(policy) => {
                 match catch_unwind(AssertUnwindSafe(|| policy.pick(request, load, rng))) {
                     // An error is a decision too.
@@ -197,8 +198,7 @@ impl PartitionState {
     }
 
     fn make_policy(&mut self) {
-        self.policy = (self.policies)(&self.config, &self.scope);
-        self.inputs.store(self.policy.required_inputs().bits(), Ordering::Relaxed);
+        self.policy = self.posted.post((self.policies)(&self.config, &self.scope));
     }
 
     pub(super) fn replace_policy(&mut self, policies: Arc<PolicyFactory>) {

@@ -17,6 +17,8 @@ pub struct RequestFacts<'a> {
     pub session: Option<&'a SessionContext>,
     /// Session id without a session object.
     pub session_id: Option<&'a str>,
+    /// Id of the selection.
+    pub request_id: Option<&'a str>,
     /// Expected length of the output, in tokens.
     pub expected_output_tokens: Option<u32>,
     /// Seconds ahead in the queue.

@@ -11,7 +11,7 @@ pub const DYN_ROUTER_PREFILL_POLICY: &str = "DYN_ROUTER_PREFILL_POLICY";
 pub const DYN_ROUTER_DECODE_POLICY: &str = "DYN_ROUTER_DECODE_POLICY";
 
 /// The name that stands for the built-in policy.
-pub(super) const DEFAULT: &str = "default";
+pub(in crate::selection) const DEFAULT: &str = "default";
 
 /// The `worker_selection` section of a policy document.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -6,6 +6,7 @@
 //! | `context`, `inputs` | what components see |
 //! | `table` | the columns behind that |
 //! | `host` | one selection by a policy of components |
+//! | `shadow` | a second policy, compared and acting for a share |
 //! | `own` | such a policy in its partition: its lock, its panics |
 //! | `document` | policy documents, and what they come to |
 //! | `registry`, `instances`, `parameters` | types, instances, choices by role |
@@ -34,6 +35,7 @@ pub mod own;
 pub mod parameters;
 pub mod pipeline;
 pub mod registry;
+pub mod shadow;
 pub mod stages;
 mod table;
 

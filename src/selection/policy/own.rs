@@ -23,6 +23,7 @@ use super::{
     failures::{PluginComponent, PluginFailures, panic_text},
     host::{Failure, Host, Terms},
     inputs::WorkerInputs,
+    shadow::Shadow,
     stages::{Kind, PolicyComponent, RoutingPartitionRef, WorkerSelectionPolicy, WorkerSelectionPolicyFactory},
 };
 use crate::selection::{
@@ -40,6 +41,13 @@ pub enum PartitionPolicy {
     UnderLock(Box<dyn SelectionPolicy>),
     /// Has a lock of its own.
     Own(Arc<OwnPolicy>),
+    /// Has another one beside it.
+    Shadowed {
+        /// In force.
+        policy: Box<PartitionPolicy>,
+        /// Beside it.
+        shadow: Arc<Shadow>,
+    },
 }
 
 impl fmt::Debug for PartitionPolicy {
@@ -47,6 +55,7 @@ impl fmt::Debug for PartitionPolicy {
         match self {
             Self::UnderLock(policy) => f.debug_tuple("UnderLock").field(&policy.name()).finish(),
             Self::Own(own) => own.fmt(f),
+            Self::Shadowed { policy, shadow } => f.debug_tuple("Shadowed").field(policy).field(shadow).finish(),
         }
     }
 }
@@ -85,6 +94,15 @@ impl PartitionPolicy {
         match self {
             Self::UnderLock(policy) => policy.required_inputs(),
             Self::Own(own) => own.required_inputs(),
+            Self::Shadowed { policy, shadow } => policy.required_inputs() | shadow.required_inputs(),
+        }
+    }
+
+    /// Without what stands beside it.
+    pub(in crate::selection) fn alone(self) -> Self {
+        match self {
+            Self::Shadowed { policy, .. } => policy.alone(),
+            alone => alone,
         }
     }
 }

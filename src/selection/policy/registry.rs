@@ -231,7 +231,8 @@ impl RouterPluginRegistry {
         }
     }
 
-    fn instance(
+    /// The factory of a configured instance.
+    pub(in crate::selection) fn instance(
         &self,
         config: &SelectionConfig,
         name: &str,

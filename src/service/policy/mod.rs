@@ -23,7 +23,6 @@ use super::tasks::panic_text;
 use crate::selection::{
     SelectionConfig, SelectionCore,
     config::ConfigError,
-    core::Plugins,
     policy::{
         document::{
             self, CompositionReport, DocumentError, ErrorKind, PolicyComposition, PolicyDocument, RouterSettings,
@@ -254,7 +253,7 @@ impl Policies {
             place: document.place("worker_selection"),
             reason: error.to_string(),
         };
-        core.replace_policies(&config, &Plugins::Factory(composition.factory())).map_err(refuse)?;
+        core.replace_policies(&config, &composition.plugins()).map_err(refuse)?;
         core.set_profiles(document.profiles.clone());
         for (role, error) in composition.unresolved() {
             tracing::warn!(role = %role.role, %error, "requests to workers of this role will fail");

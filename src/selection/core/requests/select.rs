@@ -249,6 +249,7 @@ fn facts(request: &SelectRequest, is_query: bool) -> RequestFacts<'_> {
     RequestFacts {
         session: request.session_context.as_ref(),
         session_id: request.session_id.as_deref(),
+        request_id: request.selection_id.as_deref(),
         expected_output_tokens: steering.expected_output_tokens,
         priority_jump: steering.priority_jump.unwrap_or(0.0),
         strict_priority: steering.strict_priority.unwrap_or(0),

@@ -10,14 +10,17 @@ use std::{
     sync::Arc,
 };
 
-use super::{DocumentError, ErrorKind, Place, PolicyDocument, ShadowConfig};
+use super::{DocumentError, ErrorKind, Place, PolicyDocument, ShadowConfig, ShadowPolicy};
 use crate::selection::{
     config::SelectionConfig,
+    core::Plugins,
     policy::{
         context::WorkerSelectionContext,
+        failures::PluginFailures,
         inputs::{WorkerInputView, WorkerInputs},
-        instances::WorkerSelectionConfig,
+        instances::{self, WorkerSelectionConfig},
         registry::{RouterPluginRegistry, WorkerSelectionPolicyRegistryError},
+        shadow::ShadowSource,
         stages::{
             PolicyComponent, RoutingPartitionRef, WorkerPicker, WorkerSelectionPolicy, WorkerSelectionPolicyError,
             WorkerSelectionPolicyFactory,
@@ -60,6 +63,8 @@ pub struct PolicyComposition {
     pub profiles: PolicyProfiles,
     /// Policies scored beside them.
     pub shadow: ShadowConfig,
+    /// What it was resolved to, by role.
+    pub shadows: [Option<ShadowSource>; WorkerRole::ALL.len()],
 }
 
 impl PolicyComposition {
@@ -92,11 +97,19 @@ impl PolicyComposition {
             let policy_type = configured.map(|instance| instance.policy_type().to_owned());
             roles.push(RolePolicy { role, instance, policy_type, factory });
         }
-        Ok(Self {
-            roles,
-            profiles: config.profiles.clone(),
-            shadow: document.map(|document| document.shadow.clone()).unwrap_or_default(),
-        })
+        let shadow = document.map(|document| document.shadow.clone()).unwrap_or_default();
+        let mut shadows = [const { None }; WorkerRole::ALL.len()];
+        for role in WorkerRole::ALL {
+            let Some(ShadowPolicy { instance, share }) = shadow.of(role).cloned() else { continue };
+            let factory = if &*instance == instances::DEFAULT {
+                built_in()
+            } else {
+                let made = registry.instance(config, &instance, &PluginFailures::default());
+                made.map_err(|error| placed(error, Some(&instance), document))?
+            };
+            shadows[role as usize] = Some(ShadowSource { instance, share, factory });
+        }
+        Ok(Self { roles, profiles: config.profiles.clone(), shadow, shadows })
     }
 
     /// One factory of the host's for every role.
@@ -108,7 +121,12 @@ impl PolicyComposition {
             factory: Ok(Some(Arc::clone(factory))),
         };
         let roles = WorkerRole::ALL.map(role).to_vec();
-        Self { roles, profiles: config.profiles.clone(), shadow: ShadowConfig::default() }
+        Self {
+            roles,
+            profiles: config.profiles.clone(),
+            shadow: ShadowConfig::default(),
+            shadows: [const { None }; WorkerRole::ALL.len()],
+        }
     }
 
     /// The policy of a role.
@@ -119,6 +137,11 @@ impl PolicyComposition {
     /// Roles whose choice does not resolve, with the reason.
     pub fn unresolved(&self) -> impl Iterator<Item = (&RolePolicy, &DocumentError)> {
         self.roles.iter().filter_map(|role| Some((role, role.factory.as_ref().err()?)))
+    }
+
+    /// All of it, for a core.
+    pub fn plugins(&self) -> Plugins<'static> {
+        Plugins::Composed { factory: self.factory(), shadows: self.shadows.clone() }
     }
 
     /// One factory for all roles.

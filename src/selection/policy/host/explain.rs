@@ -99,6 +99,7 @@ impl Host {
             candidates,
             runner_up: runner_up.map(|rank| (rank.worker_id, rank.dp_rank)),
             ties: self.scored.iter().filter(|candidate| candidate.cost() == least).count() as u64,
+            shadow: None,
         }
     }
 }

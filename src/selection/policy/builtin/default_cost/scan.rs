@@ -170,5 +170,6 @@ pub(super) fn explain(
         candidates: explained.collect(),
         runner_up: runner_up.map(|rank| (rank.worker_id, rank.dp_rank)),
         ties: table.rows.iter().filter(|row| row.cost == least).count() as u64,
+        shadow: None,
     }
 }
