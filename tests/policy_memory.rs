@@ -60,7 +60,7 @@ impl WorkerFilter for Everything {
         _: &WorkerSelectionContext<'_>,
         candidate: WorkerCandidate<'_>,
     ) -> Result<bool, WorkerSelectionPolicyError> {
-        Ok(candidate.worker().worker_id % 7 != 0)
+        Ok(!candidate.worker().worker_id.is_multiple_of(7))
     }
 }
 
@@ -136,8 +136,8 @@ fn a_selection_by_components_allocates_nothing_of_its_own() {
     let registry = pointsman::plugins::router_plugin_registry();
     let default = allocations(Plugins::Registry { registry: &registry, role: Default::default() });
     let components = allocations(Plugins::Factory(Arc::new(|config, _, _| {
-        let (filters, scorers): (Vec<Box<dyn WorkerFilter>>, Vec<Box<dyn WorkerScorer>>) =
-            (vec![Box::new(Everything)], vec![Box::new(Everything), Box::new(Everything)]);
+        let filters: Vec<Box<dyn WorkerFilter>> = vec![Box::new(Everything)];
+        let scorers: Vec<Box<dyn WorkerScorer>> = vec![Box::new(Everything), Box::new(Everything)];
         WorkerSelectionPolicy::new_with_filters(config.clone(), "decode", filters, scorers, Box::new(Everything))
     })));
     assert!(components <= default, "{components} allocations, {default} by the default policy");

@@ -48,7 +48,7 @@ pub struct Explanation {
     pub ties: u64,
     /// What the policy beside it would have done.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub shadow: Option<ShadowExplanation>,
+    pub shadow: Option<Box<ShadowExplanation>>,
 }
 
 /// The decision that was compared and not taken.

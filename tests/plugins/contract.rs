@@ -265,7 +265,10 @@ fn load_row() {
     assert_eq!(seen.take(), [(true, 5, 8.0, 7)]);
 }
 
-fn affinity(exclusive: bool) -> (Fleet, Seen<(Vec<(u64, u32)>, Option<AffinityTarget>, bool)>) {
+/// Candidates, affinity target, and whether there is a pin.
+type Look = (Vec<(u64, u32)>, Option<AffinityTarget>, bool);
+
+fn affinity(exclusive: bool) -> (Fleet, Seen<Look>) {
     let seen = Seen::new();
     let fleet = Fleet::new(&[], {
         let seen = seen.clone();

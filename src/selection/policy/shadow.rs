@@ -170,7 +170,7 @@ impl Shadow {
             let chosen = Chosen::of(request, state, &picked);
             let compared = self.compare(chosen, other, acts);
             if let Some(explanation) = &mut picked.explanation {
-                explanation.shadow = Some(compared);
+                explanation.shadow = Some(Box::new(compared));
             }
             let then = then.take().ok_or_else(|| SelectionError::Internal("a request was decided twice".to_owned()))?;
             then(state, picked)

@@ -61,9 +61,11 @@ fn a_bound_session_stays_where_it_is() {
     }
 }
 
+type Change = fn(&mut ClassifyRequest);
+
 #[test]
 fn what_cannot_be_is_an_error_of_the_request() {
-    let cases: [(fn(&mut ClassifyRequest), &str); 2] = [
+    let cases: [(Change, &str); 2] = [
         (|r| r.set_policy_class("x"), "invalid request classification metadata: unknown policy class \"x\""),
         (
             |r| r.set_scheduling_cost_tokens(0),
