@@ -203,7 +203,7 @@ fn an_explanation_names_filters_and_scorers() {
             _: &pointsman::WorkerSelectionContext<'_>,
             candidate: pointsman::WorkerCandidate<'_>,
         ) -> Result<bool, pointsman::WorkerSelectionPolicyError> {
-            Ok(candidate.worker().worker_id % 2 == 0)
+            Ok(candidate.worker().worker_id.is_multiple_of(2))
         }
     }
     let fleet = Fleet::new(&[1, 2, 4, 6, 8], || {

@@ -114,7 +114,7 @@ fn estimates_are_not_device_overlap() {
 
 #[test]
 fn shared_hits() {
-    let hits = SharedCacheHits::from_ranges(Vec::from_iter([1..3]));
+    let hits = SharedCacheHits::from_ranges(std::iter::once(1..3).collect());
     let mut matches = Matches::default();
     let blocks = TierBlocks { device: 1, host: 2, disk: 3, external: 4 };
     matches.classes.push(MatchClass { blocks, lanes: LaneSet::List(vec![1]) });
