@@ -6,4 +6,5 @@ mod failures;
 mod host;
 mod registry;
 mod shadow;
+mod soft_pin;
 mod support;

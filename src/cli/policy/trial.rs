@@ -21,7 +21,6 @@ use crate::{
     selection::{
         SelectionCore, Tier,
         catalog::DesiredWorker,
-        core::Plugins,
         hash,
         index::StoredBlock,
         ingest::{EventSink, EventSource, EventSources},
@@ -128,7 +127,7 @@ impl Bench {
         let names = state::names(&args.workers, &workers)?;
         let sinks = Arc::new(Sinks::default());
         let clock = Arc::new(SystemClock::default());
-        let plugins = Plugins::Factory(composition.factory());
+        let plugins = composition.plugins();
         let core = SelectionCore::try_new_with_plugins(config, clock, sinks.clone(), plugins)
             .map_err(|error| error.to_string())?;
         for DesiredWorker { mut request, .. } in workers {

@@ -5,6 +5,7 @@ use std::path::Path;
 use super::flags::{PolicyArgs, SelectorArgs};
 use crate::{
     cli::environment::Environment,
+    http::Face,
     selection::{
         SelectionConfig,
         policy::{
@@ -98,6 +99,13 @@ pub fn resolve(
         .map_err(|error| document.as_ref().map_or_else(|| error.to_string(), |known| error.in_file(known.file())))?;
     for (role, error) in composition.unresolved() {
         warnings.push(format!("requests to {} workers will fail: {error}", role.role));
+    }
+    let router = document.as_ref().map_or_else(|| given.clone(), |document| document.router.or(&given));
+    let promise = document::index_promise(&router).or((args.http.face == Face::Indexer).then_some("--face indexer"));
+    if let Some(promise) = promise {
+        composition.check_index_promise(promise, selection, document.as_ref(), &SERVED).map_err(|error| {
+            document.as_ref().map_or_else(|| error.to_string(), |known| error.in_file(known.file()))
+        })?;
     }
     Ok(Policies { composition, document, given })
 }

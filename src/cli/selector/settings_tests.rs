@@ -309,6 +309,26 @@ fn a_role_is_chosen_by_flag_then_environment_then_document() {
 }
 
 #[test]
+fn an_index_is_promised_only_where_a_policy_reads_caches() {
+    const BLIND: &str = "worker_selection: {aggregated: x, instances: [{name: x, type: random}]}\n";
+    const SEEING: &str = "worker_selection: {aggregated: x, instances: [{name: x, type: thunderagent}]}\n";
+    for promise in ["serve_indexer", "enable_session_prefix_index"] {
+        let router = format!("router: {{{promise}: true}}\n");
+        let refused = with_document(&format!("{BLIND}{router}"), &[], &[]).unwrap_err();
+        assert!(
+            refused.contains(&format!("{promise} requires a worker-selection policy that reads CACHE")),
+            "{refused}"
+        );
+        assert!(refused.contains("line 2"), "{refused}");
+        assert!(with_document(&format!("{SEEING}{router}"), &[], &[]).is_ok());
+        let shadowed = format!("{BLIND}{router}shadow: {{aggregated: {{instance: default}}}}\n");
+        assert!(with_document(&shadowed, &[], &[]).is_ok(), "the shadow reads them");
+    }
+    assert!(with_document(BLIND, &["--face=indexer"], &[]).unwrap_err().contains("--face indexer requires"));
+    assert!(with_document(BLIND, &[], &[]).is_ok());
+}
+
+#[test]
 fn policies_of_roles_that_may_never_come_are_told_and_do_not_stop_the_start() {
     for name in ["DYN_ROUTER_WORKER_SELECTION_POLICY", "DYN_ROUTER_PREFILL_POLICY", "DYN_ROUTER_DECODE_POLICY"] {
         assert!(settings(&[], &[(name, "default")]).is_ok(), "{name}");

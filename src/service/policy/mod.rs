@@ -248,6 +248,9 @@ impl Policies {
                 None => error,
             })?;
         }
+        if let Some(promise) = document::index_promise(&self.router) {
+            composition.check_index_promise(promise, &config, Some(&document), &served)?;
+        }
         let refuse = |error: ConfigError| DocumentError {
             kind: ErrorKind::Resolution,
             place: document.place("worker_selection"),

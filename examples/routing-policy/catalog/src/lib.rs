@@ -8,5 +8,6 @@ use pointsman::plugins::{RouterPluginRegistry, WorkerSelectionPolicyRegistryErro
 /// Two policies have one name.
 pub fn register_all(registry: &mut RouterPluginRegistry) -> Result<(), WorkerSelectionPolicyRegistryError> {
     warm_and_idle::register(registry)?;
+    soft_pin::register(registry)?;
     Ok(())
 }

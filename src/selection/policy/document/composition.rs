@@ -10,7 +10,7 @@ use std::{
     sync::Arc,
 };
 
-use super::{DocumentError, ErrorKind, Place, PolicyDocument, ShadowConfig, ShadowPolicy};
+use super::{DocumentError, ErrorKind, Place, PolicyDocument, RouterSettings, ShadowConfig, ShadowPolicy};
 use crate::selection::{
     config::SelectionConfig,
     core::Plugins,
@@ -139,6 +139,44 @@ impl PolicyComposition {
         self.roles.iter().filter_map(|role| Some((role, role.factory.as_ref().err()?)))
     }
 
+    /// Whether `promise`, which shows the index to others, can be kept: there is one only where the policy of a served role
+    /// or its shadow reads [`WorkerInputs::CACHE`].
+    ///
+    /// # Errors
+    /// It cannot, with the place of `router.PROMISE`; or a policy cannot be made.
+    pub fn check_index_promise(
+        &self,
+        promise: &str,
+        config: &SelectionConfig,
+        document: Option<&PolicyDocument>,
+        served: &[WorkerRole],
+    ) -> Result<(), DocumentError> {
+        for &role in served {
+            let policy = self.of(role);
+            let shadow = self.shadows[role as usize].as_ref();
+            let shadow =
+                shadow.map(|shadow| role_inputs(&shadow.factory, &shadow.instance, role, config)).transpose()?;
+            if policy.inputs(config)?.0.contains(WorkerInputs::CACHE)
+                || shadow.is_some_and(|(inputs, _)| inputs.contains(WorkerInputs::CACHE))
+            {
+                continue;
+            }
+            let instance = policy.instance.as_deref().unwrap_or(instances::DEFAULT);
+            return Err(DocumentError {
+                kind: ErrorKind::Invalid,
+                place: document
+                    .filter(|_| RouterSettings::NAMES.contains(&promise))
+                    .map(|document| document.place(&format!("router.{promise}")))
+                    .unwrap_or_default(),
+                reason: format!(
+                    "{promise} requires a worker-selection policy that reads CACHE; {instance:?} of role {role} does not, \
+                     so no index is kept"
+                ),
+            });
+        }
+        Ok(())
+    }
+
     /// All of it, for a core.
     pub fn plugins(&self) -> Plugins<'static> {
         Plugins::Composed { factory: self.factory(), shadows: self.shadows.clone() }
@@ -168,15 +206,24 @@ impl RolePolicy {
     pub fn inputs(&self, config: &SelectionConfig) -> Result<(WorkerInputs, Vec<PolicyComponent>), DocumentError> {
         let factory = self.factory.as_ref().map_err(Clone::clone)?;
         let factory = factory.clone().unwrap_or_else(built_in);
-        let partition = RoutingPartitionRef::new("default", "default");
-        let policy = catch_unwind(AssertUnwindSafe(|| factory(config, self.role, partition)));
-        let asked = policy.map(|policy| (policy.required_worker_inputs(), policy.components()));
-        asked.map_err(|_| DocumentError {
-            kind: ErrorKind::Resolution,
-            place: Place::default(),
-            reason: format!("the factory of worker-selection policy {:?} panicked", self.instance),
-        })
+        role_inputs(&factory, self.instance.as_deref().unwrap_or(instances::DEFAULT), self.role, config)
     }
+}
+
+fn role_inputs(
+    factory: &WorkerSelectionPolicyFactory,
+    instance: &str,
+    role: WorkerRole,
+    config: &SelectionConfig,
+) -> Result<(WorkerInputs, Vec<PolicyComponent>), DocumentError> {
+    let partition = RoutingPartitionRef::new("default", "default");
+    let policy = catch_unwind(AssertUnwindSafe(|| factory(config, role, partition)));
+    let asked = policy.map(|policy| (policy.required_worker_inputs(), policy.components()));
+    asked.map_err(|_| DocumentError {
+        kind: ErrorKind::Resolution,
+        place: Place::default(),
+        reason: format!("the factory of worker-selection policy {instance:?} panicked"),
+    })
 }
 
 /// Gives an error its place.

@@ -34,7 +34,7 @@ pub use self::{
     composition::{PolicyComposition, RolePolicy, apply},
     error::{DocumentError, ErrorKind, Place},
     report::{ClassReport, ComponentReport, CompositionReport, ProfileReport, RoleReport, ShadowReport},
-    router::{RouterSettings, check_combination},
+    router::{RouterSettings, check_combination, index_promise},
     shadow::{ShadowConfig, ShadowPolicy, Share},
 };
 use super::{classifier::config::RequestClassifierConfig, instances::WorkerSelectionConfig};

@@ -162,6 +162,13 @@ impl<T: Shown> Shown for Option<T> {
     }
 }
 
+/// The setting that promises an index to others, if one is on.
+pub fn index_promise(settings: &RouterSettings) -> Option<&'static str> {
+    [("serve_indexer", settings.serve_indexer), ("enable_session_prefix_index", settings.enable_session_prefix_index)]
+        .into_iter()
+        .find_map(|(name, value)| (value == Some(true)).then_some(name))
+}
+
 /// What does not go together, whichever of document, flag and environment said it.
 ///
 /// # Errors
