@@ -144,3 +144,38 @@ fn try_shows_the_choice_and_why() {
     assert!(err.contains("no worker in the workers file is called \"nobody\""), "{err}");
     assert_eq!(with(&["--role", "driver"]).0, Some(2));
 }
+
+#[test]
+fn try_refuses_a_state_that_cannot_be_and_warns_of_nothing_else() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = write(directory.path(), "policy.yaml", "worker_selection: {aggregated: default}");
+    let workers = "version: 1
+defaults: {model_name: m, block_size: 4}
+workers:
+- {name: a, endpoint: 'http://a', data_parallel_start_rank: 2, data_parallel_size: 2}
+- {worker_id: 7, endpoint: 'http://b'}
+";
+    let workers = write(directory.path(), "workers.yaml", workers);
+    let request = json!({"model_name": "m", "token_ids": (0..40).collect::<Vec<u32>>()}).to_string();
+    let request = write(directory.path(), "r.json", &request);
+    let tried = |entry: &str| {
+        let state = write(directory.path(), "state.yaml", &format!("workers: [{entry}]"));
+        run(&["policy", "try", &file, "--request", &request, "--workers", &workers, "--state", &state])
+    };
+    for (entry, part) in [
+        ("{worker: 8}", "worker 8 has no rank 0"),
+        ("{worker: 7, rank: 1}", "worker 7 has no rank 1"),
+        ("{worker: a, rank: 1, load: {requests: 1}}", "worker \"a\" has no rank 1"),
+        ("{worker: a, rank: 4}", "worker \"a\" has no rank 4"),
+        ("{worker: 7, load: {requests: 4294967295}}", "worker 7 has more than 100000 requests"),
+        ("{worker: 7, load: {decode_blocks: 4000000000000}}", "worker 7 has more than 4000000 decode_blocks"),
+    ] {
+        let (code, out, err) = tried(entry);
+        assert_eq!((code, out.as_str()), (Some(1), ""), "{entry}: {err}");
+        assert!(err.contains(part), "{entry}: {err}");
+    }
+    let whole = "cached: {device: 18446744073709551615, host: 18446744073709551615}";
+    let (code, out, err) = tried(&format!("{{worker: a, rank: 3, {whole}}}"));
+    assert_eq!((code, err.as_str()), (Some(0), ""), "{out}");
+    assert!(out.contains("a rank 3: ") && out.contains("device 10, host 0"), "{out}");
+}

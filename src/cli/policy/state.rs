@@ -8,6 +8,8 @@ use crate::selection::catalog::DesiredWorker;
 
 /// Bookings described for one rank, so that a typing error does not fill the memory.
 const MAX_REQUESTS: u32 = 100_000;
+/// Active blocks described for one rank, likewise.
+const MAX_BLOCKS: u64 = 4_000_000;
 
 /// The file.
 #[derive(Debug, Default, Deserialize)]
@@ -37,6 +39,15 @@ pub struct RankState {
 pub enum WorkerName {
     Id(u64),
     Name(String),
+}
+
+impl std::fmt::Display for WorkerName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Id(id) => write!(f, "worker {id}"),
+            Self::Name(name) => write!(f, "worker {name:?}"),
+        }
+    }
 }
 
 /// Leading blocks of the request's prompt that the rank has cached, by tier; each tier goes on where the one before it
@@ -78,10 +89,16 @@ impl Load {
 pub fn load(path: &Path) -> Result<State, String> {
     let text = std::fs::read_to_string(path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
     let state: State = parse(&text).map_err(|error| format!("{}: {error}", path.display()))?;
-    match state.workers.iter().find(|rank| rank.load.requests > MAX_REQUESTS) {
-        Some(rank) => Err(format!("{}: {:?} has more than {MAX_REQUESTS} requests", path.display(), rank.worker)),
-        None => Ok(state),
+    for RankState { worker, load, .. } in &state.workers {
+        let refuse = |limit: u64, what: &str| Err(format!("{}: {worker} has more than {limit} {what}", path.display()));
+        if load.requests > MAX_REQUESTS {
+            return refuse(MAX_REQUESTS.into(), "requests");
+        }
+        if load.decode_blocks > MAX_BLOCKS {
+            return refuse(MAX_BLOCKS, "decode_blocks");
+        }
     }
+    Ok(state)
 }
 
 fn parse<T: serde::de::DeserializeOwned>(text: &str) -> Result<T, String> {

@@ -135,12 +135,12 @@ impl Bench {
             fields.worker_role = fields.worker_role.or(args.role);
             let start = fields.data_parallel_start_rank.unwrap_or(0);
             let ranks = start..start.saturating_add(fields.data_parallel_size.unwrap_or(1));
+            let id = request.worker_id;
             // Nothing connects to them; a worker without event endpoints would not be schedulable.
             fields.kv_events_endpoint = None;
             fields.replay_endpoint = None;
             fields.replay_endpoints.clear();
-            fields.kv_events_endpoints = ranks.map(|rank| (rank, "tcp://127.0.0.1:1".to_owned())).collect();
-            let id = request.worker_id;
+            fields.kv_events_endpoints = ranks.map(|rank| (rank, format!("tcp://worker-{id}-rank-{rank}:1"))).collect();
             let record = core.upsert_worker(request).map_err(|error| error.to_string())?;
             if record.lifecycle == Lifecycle::Incomplete {
                 eprintln!("worker {id} takes no request: {}", record.not_schedulable_reasons.join(", "));
@@ -159,38 +159,46 @@ impl Bench {
                     *self.names.get(name).ok_or_else(|| format!("no worker in the workers file is called {name:?}"))?
                 }
             };
-            self.cache(id, entry, request)?;
+            self.check_rank(id, entry)?;
+            self.cache(id, entry, request);
             self.book(id, entry, at, request).await?;
         }
         Ok(())
     }
 
-    fn cache(&self, id: u64, entry: &RankState, request: &SelectRequest) -> Result<(), String> {
+    /// What is said of a rank that is not there would change nothing, and nobody would know.
+    fn check_rank(&self, id: u64, entry: &RankState) -> Result<(), String> {
+        let record = self.core.worker(id).filter(|record| record.lifecycle == Lifecycle::Schedulable);
+        let has_rank = record.is_some_and(|record| {
+            let fields = &record.request.fields;
+            let from_start = entry.rank.checked_sub(fields.data_parallel_start_rank.unwrap_or(0));
+            from_start.is_some_and(|rank| rank < fields.data_parallel_size.unwrap_or(1))
+        });
+        let missing = || format!("{} has no rank {}, or is not schedulable", entry.worker, entry.rank);
+        has_rank.then_some(()).ok_or_else(missing)
+    }
+
+    fn cache(&self, id: u64, entry: &RankState, request: &SelectRequest) {
         let Cached { device, host, disk } = entry.cached;
-        if device + host + disk == 0 {
-            return Ok(());
+        if [device, host, disk] == [0; 3] {
+            return;
         }
         let sinks = self.sinks.0.lock();
-        let Some(sink) = sinks.get(&(id, entry.rank)) else {
-            // Of a policy that does not look at caches nobody listens to events.
-            let known = self.core.worker(id).is_some_and(|record| record.lifecycle == Lifecycle::Schedulable);
-            let missing = || format!("worker {id} has no rank {}, or is not schedulable", entry.rank);
-            return if known { Ok(()) } else { Err(missing()) };
-        };
+        // Of a policy that does not look at caches nobody listens to events.
+        let Some(sink) = sinks.get(&(id, entry.rank)) else { return };
         let eagle = self.core.worker(id).and_then(|record| record.request.fields.is_eagle).unwrap_or(false);
         let locals = local_hashes(&request.prompt, sink.block_size(), eagle);
         let mut names = Vec::new();
         hash::sequence_hashes(&locals, &mut names);
-        let mut from = 0;
+        let mut from = 0_usize;
         for (tier, blocks) in [(Tier::Device, device), (Tier::HostPinned, host), (Tier::Disk, disk)] {
-            let to = (from + blocks).min(locals.len());
+            let to = from.saturating_add(blocks).min(locals.len());
             let stored: Vec<_> = (from..to).map(|at| StoredBlock { name: names[at], local: locals[at] }).collect();
             if !stored.is_empty() {
                 sink.store(entry.rank, tier, from.checked_sub(1).map(|at| names[at]), &stored);
             }
             from = to;
         }
-        Ok(())
     }
 
     async fn book(&self, id: u64, entry: &RankState, at: usize, request: &SelectRequest) -> Result<(), String> {

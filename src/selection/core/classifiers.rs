@@ -154,10 +154,22 @@ impl SelectionCore {
         setup.runtime.drive(Arc::clone(&host).driver());
         *slot = Some(Arc::clone(&host));
         drop(slot);
+        if self.has_closed_queues() {
+            host.refuse_waiting();
+        }
         if self.refuse_when_shutting_down().is_err() {
             host.close();
         }
         Ok(host)
+    }
+
+    /// Requests that wait for a classifier, and those that would, are refused; the rest go on.
+    pub(super) fn refuse_waiting_for_classifiers(&self) {
+        for partition in self.partitions(&PartitionFilter::default()) {
+            if let Some(host) = partition.classifier.get() {
+                host.refuse_waiting();
+            }
+        }
     }
 
     /// Shutting down: requests that wait for a classifier are told, events that wait for it are dropped.

@@ -114,13 +114,20 @@ impl Plugins<'_> {
     }
 }
 
-/// Counts of every instance that ever was a shadow; documents bound their number.
+/// Instances counted by name, over all documents there were; the rest are counted together.
+const MAX_SHADOWS: usize = 100;
+/// Name of the rest. It has characters that no instance has.
+const OTHERS: &str = "(others)";
+
+/// Counts of the instances that ever were a shadow.
 #[derive(Debug, Default)]
 pub(super) struct Shadows(Mutex<BTreeMap<Arc<str>, Arc<ShadowCounts>>>);
 
 impl Shadows {
     fn of(&self, instance: &Arc<str>) -> Arc<ShadowCounts> {
-        Arc::clone(self.0.lock().entry(Arc::clone(instance)).or_default())
+        let mut known = self.0.lock();
+        let named = known.len() < MAX_SHADOWS || known.contains_key(instance);
+        Arc::clone(known.entry(if named { Arc::clone(instance) } else { OTHERS.into() }).or_default())
     }
 }
 
@@ -186,4 +193,22 @@ impl SelectionCore {
 
 fn reads_cache(partition: &PartitionRef) -> bool {
     partition.required_inputs().contains(WorkerInputs::CACHE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn instances_beyond_the_bound_are_counted_together() {
+        let shadows = Shadows::default();
+        let of = |number: usize| shadows.of(&format!("i{number}").into());
+        let named: Vec<_> = (0..MAX_SHADOWS).map(of).collect();
+        let others: Vec<_> = (MAX_SHADOWS..3 * MAX_SHADOWS).map(of).collect();
+        assert!(others.iter().all(|counts| Arc::ptr_eq(counts, &others[0])));
+        assert!(named.iter().enumerate().all(|(number, counts)| Arc::ptr_eq(counts, &of(number))));
+        let known: Vec<_> = shadows.0.lock().keys().cloned().collect();
+        assert_eq!(known.len(), MAX_SHADOWS + 1);
+        assert!(known.iter().any(|name| **name == *OTHERS));
+    }
 }

@@ -101,10 +101,11 @@ impl SelectionCore {
         self.partitions(&PartitionFilter::default()).iter().map(of).collect()
     }
 
-    /// Nobody waits from now on: who does is told to go elsewhere, and so is who would. Those that can go at once still
+    /// Nobody waits from now on, in a queue or for a classifier: who does is told to go elsewhere, and so is who would. Those that can go at once still
     /// do. For hosts that are going down.
     pub fn close_queues(&self) {
         self.queues_closed.store(true, Ordering::Relaxed);
+        self.refuse_waiting_for_classifiers();
         let error = shut_down();
         for partition in self.partitions(&PartitionFilter::default()) {
             let _contained = partition.with_state(|state| state.queue.fail_all(&error));

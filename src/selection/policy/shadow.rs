@@ -96,6 +96,8 @@ pub struct Shadow {
     share: Share,
     policy: Shadowing,
     counts: Arc<ShadowCounts>,
+    /// Times that it failed when it was its turn.
+    failed_to_act: AtomicU64,
 }
 
 enum Shadowing {
@@ -138,7 +140,13 @@ impl Shadow {
             own::PartitionPolicy::UnderLock(policy) => Shadowing::UnderLock(Mutex::new(policy)),
             own::PartitionPolicy::Shadowed { .. } => unreachable!("it is alone"),
         };
-        Self { instance: Arc::clone(&source.instance), share: source.share, policy, counts }
+        Self {
+            instance: Arc::clone(&source.instance),
+            share: source.share,
+            policy,
+            counts,
+            failed_to_act: AtomicU64::new(0),
+        }
     }
 
     /// What it reads.
@@ -185,7 +193,11 @@ impl Shadow {
         });
         match acted {
             Err(SelectionError::Internal(reason)) if !decided => {
-                tracing::warn!(partition = %partition.key, instance = %self.instance, reason, "canary policy failed");
+                // A canary that fails always would write a line a request; the metrics count each.
+                if let Some(times) = worth_telling(&self.failed_to_act) {
+                    let instance = &*self.instance;
+                    tracing::warn!(partition = %partition.key, instance, reason, times, "canary policy failed");
+                }
                 partition.decide(request, |state, picked| settle(state, picked, None, false))
             }
             acted => acted,
@@ -243,6 +255,12 @@ impl Shadow {
     }
 }
 
+/// Counts one more; how many there are now, where that is a power of two.
+fn worth_telling(count: &AtomicU64) -> Option<u64> {
+    let times = count.fetch_add(1, Ordering::Relaxed).saturating_add(1);
+    times.is_power_of_two().then_some(times)
+}
+
 /// What decides whether a request is in a share: its session, which so keeps one policy; else its id, else its prompt.
 fn sharing_key<'a>(request: &PickRequest<'a>) -> std::borrow::Cow<'a, str> {
     let facts = &request.facts;
@@ -250,5 +268,18 @@ fn sharing_key<'a>(request: &PickRequest<'a>) -> std::borrow::Cow<'a, str> {
     match session.or(facts.request_id) {
         Some(key) => key.into(),
         None => format!("{:x}", request.sequence.last().copied().unwrap_or(request.prompt_tokens)).into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_fails_at_every_request_is_told_ever_less_often() {
+        let count = AtomicU64::new(0);
+        let told: Vec<u64> = (0..100_000).filter_map(|_| worth_telling(&count)).collect();
+        assert_eq!(told.len(), 17, "{told:?}");
+        assert_eq!(told[..4], [1, 2, 4, 8]);
     }
 }

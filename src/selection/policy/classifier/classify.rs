@@ -161,8 +161,12 @@ impl ClassifierHost {
             // Before the call, so that nothing that happens during it goes unheard.
             let (_, waker) = state.waiting.entry(key).or_insert_with(|| (until, cx.waker().clone()));
             waker.clone_from(cx.waker());
+            let nobody_waits = state.nobody_waits;
             drop(state);
-            ask.as_mut().poll(cx)
+            match ask.as_mut().poll(cx) {
+                Poll::Pending if nobody_waits => Poll::Ready(Err(Failure::Shutdown)),
+                polled => polled,
+            }
         })
         .await
     }

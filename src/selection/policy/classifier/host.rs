@@ -102,6 +102,8 @@ pub(super) struct State {
     /// When the time of the event that is being delivered is over.
     pub(super) event_until: Option<Moment>,
     pub(super) phase: Phase,
+    /// Set once the host is going down: what is not answered at once is refused.
+    pub(super) nobody_waits: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -269,6 +271,16 @@ impl ClassifierHost {
     /// The partition went: the driver ends when nothing is tracked any more.
     pub fn retire(&self) {
         self.turn_to(Phase::Retired);
+    }
+
+    /// Nobody waits for an answer from now on: who does is refused, and so is who would. Those that are answered at once
+    /// go on, and events are delivered.
+    pub fn refuse_waiting(&self) {
+        let mut state = self.state.lock();
+        state.nobody_waits = true;
+        let wakers: Vec<Waker> = state.waiting.values().map(|(_, waker)| waker.clone()).collect();
+        drop(state);
+        wakers.into_iter().for_each(Waker::wake);
     }
 
     /// The service goes down: whoever waits is refused, what runs is interrupted, what is left is not delivered.

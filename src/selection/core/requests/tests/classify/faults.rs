@@ -190,3 +190,24 @@ fn shutdown_refuses_who_waits_and_interrupts_what_is_stuck() {
     );
     assert_eq!(this.bed.core.classifier_backlog(), (0, 0));
 }
+
+#[test]
+fn closed_queues_refuse_who_waits_for_an_answer_and_who_would() {
+    let this = Classified::bookings(Probe::with(|request| match request.request_id() {
+        Some("at_once") => Box::pin(async { Ok(request) }),
+        _ => Box::pin(std::future::pending()),
+    }));
+    let mut waits = pin!(this.bed.core.select_and_reserve(booking("waits")));
+    let woken = Arc::new(CountingWaker::default());
+    assert!(waits.as_mut().poll(&mut Context::from_waker(&Waker::from(Arc::clone(&woken)))).is_pending());
+    this.bed.core.close_queues();
+    assert_eq!(woken.wakes(), 1);
+    let refused = Err(SelectionError::Unavailable("endpoint subscriber shutdown".to_owned()));
+    assert_eq!(now!(waits), refused);
+    assert_eq!(this.reserve(booking("would_wait")), refused);
+    this.reserve(booking("at_once")).expect("booked");
+    this.bed.core.free_reservation("at_once").expect("live");
+    assert_eq!(this.notes().iter().filter(|note| note.starts_with("completed at_once")).count(), 1, "events go on");
+    assert_eq!(this.counted(ClassifyOutcome::Shutdown), 2);
+    this.bed.assert_idle();
+}
