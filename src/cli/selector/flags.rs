@@ -162,7 +162,7 @@ pub(super) struct PolicyArgs {
     pub router_decode_policy: Option<String>,
     /// Follow the policy document: a good change acts at once, a bad one keeps what is in force
     #[arg(long, env = "POINTSMAN_POLICY_WATCH", value_name = "BOOL", default_value_t = true)]
-    #[arg(action = clap::ArgAction::Set, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    #[arg(action = clap::ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
     pub policy_watch: bool,
 }
 

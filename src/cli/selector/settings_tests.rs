@@ -141,6 +141,18 @@ fn limits_of_the_queue_are_flags() {
 }
 
 #[test]
+fn the_document_is_followed_unless_a_flag_says_no() {
+    let watch = |flags: &[&str]| {
+        let line = Line::try_parse_from(std::iter::once("selector").chain(flags.iter().copied()));
+        line.map(|line| line.args.policy.policy_watch).map_err(|error| error.kind())
+    };
+    assert_eq!((watch(&[]), watch(&["--policy-watch"])), (Ok(true), Ok(true)));
+    assert_eq!((watch(&["--policy-watch=false"]), watch(&["--policy-watch", "false"])), (Ok(false), Ok(false)));
+    assert_eq!(watch(&["--policy-watch", "--port", "1"]), Ok(true));
+    assert_eq!(watch(&["--policy-watch", "no"]), Err(clap::error::ErrorKind::InvalidValue));
+}
+
+#[test]
 fn unknown_words_are_refused() {
     for (name, value, text) in [
         ("DYN_ROUTER_QUEUE_POLICY", "lifo", "unknown queue policy: \"lifo\", expected 'fcfs', 'lcfs', or 'wspt'"),

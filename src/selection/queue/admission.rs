@@ -271,7 +271,7 @@ impl AdmissionQueue {
             class.counters.went(Duration::ZERO);
             return Ok(Arrival::Admitted);
         }
-        if never_queues(&class.spec)
+        if never_queues(&class.spec, self.limits)
             && (class.board.is_none() || class.lanes.is_empty() && !request.placement.is_blocked(load, class.board))
         {
             class.counters.went(Duration::ZERO);

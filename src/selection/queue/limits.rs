@@ -80,9 +80,9 @@ pub(super) fn limits_of(class: &PolicyClass, workers: u64) -> [(LimitKind, Optio
     ]
 }
 
-/// Whether requests of the class can never wait.
-pub(super) fn never_queues(class: &PolicyClass) -> bool {
-    limits_of(class, 1).iter().any(|(_, limit)| *limit == Some(0))
+/// Whether requests of the class can never wait: a limit of it, or of the partition, is 0.
+pub(super) fn never_queues(class: &PolicyClass, limits: QueueLimits) -> bool {
+    limits.requests == 0 || limits.tokens == 0 || limits_of(class, 1).iter().any(|(_, limit)| *limit == Some(0))
 }
 
 fn reached(class: &PolicyClass, kind: LimitKind, current: u64, limit: u64) -> Option<Reached> {
@@ -135,7 +135,10 @@ mod tests {
 
     #[test]
     fn a_class_with_a_limit_of_zero_never_queues() {
-        assert!(!never_queues(&class(None, Some(1), None)));
-        assert!(never_queues(&class(Some(1), None, Some(0))));
+        let partition = QueueLimits::default();
+        assert!(!never_queues(&class(None, Some(1), None), partition));
+        assert!(never_queues(&class(Some(1), None, Some(0)), partition));
+        assert!(never_queues(&class(None, None, None), QueueLimits { requests: 0, ..partition }));
+        assert!(never_queues(&class(None, None, None), QueueLimits { tokens: 0, ..partition }));
     }
 }

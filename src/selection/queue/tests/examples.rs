@@ -126,6 +126,18 @@ fn the_partition_has_limits_over_all_classes() {
 }
 
 #[test]
+fn a_partition_with_a_limit_of_zero_refuses_only_who_would_wait() {
+    for limits in [QueueLimits { requests: 0, tokens: 1000 }, QueueLimits { requests: 1000, tokens: 0 }] {
+        let mut bed = Bed::with_limits(synthetic(0.0), limits);
+        bed.worker(1, |_| {});
+        assert_eq!(bed.arrive("goes", "", 1), Ok(true));
+        bed.book(1, 0, 1);
+        let (_, current, limit) = rejection(bed.arrive("would wait", "", 1));
+        assert_eq!((current, limit), (0, 0));
+    }
+}
+
+#[test]
 fn a_partition_without_workers_and_a_request_nobody_can_take_do_not_wait() {
     let mut bed = Bed::new(synthetic(0.0));
     assert_eq!(bed.arrive("a", "", 1), Ok(true));
