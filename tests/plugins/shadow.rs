@@ -96,6 +96,19 @@ fn a_canary_acts_for_its_share_and_keeps_its_sessions() {
 }
 
 #[test]
+fn without_sessions_a_canary_takes_its_share_of_the_bookings_by_their_ids() {
+    let fleet = fleet("{instance: tokens, share: 50%}");
+    for at in 0..64 {
+        let mut asked = request(2);
+        asked.selection_id = Some(format!("r{at}"));
+        fleet.reserve(asked).unwrap();
+        fleet.core.free_reservation(&format!("r{at}")).unwrap();
+    }
+    let acted = report(&fleet).acted;
+    assert!((16..=48).contains(&acted), "{acted} of 64 with one prompt");
+}
+
+#[test]
 fn a_shadow_that_panics_costs_no_request_and_no_booking() {
     for shadow in ["{instance: broken}", "{instance: broken, share: 100%}"] {
         let fleet = fleet(shadow);

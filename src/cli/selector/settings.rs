@@ -13,7 +13,7 @@ use crate::{
     cli::environment::Environment,
     selection::{
         SelectionConfig,
-        config::{ApproximateCachePolicy, TrackingHash, overlap_refresh_after},
+        config::{ApproximateCachePolicy, SessionAffinityMode, TrackingHash, overlap_refresh_after},
         policy::{
             document::{RouterSettings, check_combination},
             registry::RouterPluginRegistry,
@@ -79,6 +79,9 @@ pub fn resolve(
     check_combination(&router)?;
     apply_router(&mut selection, &router)?;
     selection.tracking_hash = tracking_hash(&router)?;
+    if selection.session_affinity_mode == SessionAffinityMode::Soft && selection.session_affinity_ttl.is_none() {
+        warnings.push("soft session affinity has no effect without --session-affinity-ttl-secs".to_owned());
+    }
     let policies = policy::resolve(args, env, registry, &mut selection, document, given, &mut warnings)?;
     Ok(Settings { selection, warnings, policies })
 }

@@ -299,6 +299,25 @@ fn a_request_classifier_is_taken() {
 }
 
 #[test]
+fn a_classifier_that_cannot_be_is_refused_with_its_place() {
+    let refused = |classifier: &str| {
+        let document = format!("router: {{use_kv_events: true}}\nrequest_classifier: {classifier}\n");
+        with_document(&document, &[], &[]).unwrap_err()
+    };
+    let unknown = refused("{type: nope}");
+    assert!(unknown.contains("unknown request-classifier type \"nope\"") && unknown.contains("line 2"), "{unknown}");
+    let wrong = refused("{type: thunderagent, parameters: {pause_target: 2}}");
+    assert!(wrong.contains("pause_target") && wrong.contains("line 2"), "{wrong}");
+}
+
+#[test]
+fn soft_affinity_without_sessions_is_told() {
+    let told = |flags: &[&str]| settings(flags, &[]).unwrap().warnings.iter().any(|line| line.contains("soft"));
+    assert!(told(&["--session-affinity-mode=soft"]));
+    assert!(!told(&["--session-affinity-mode=soft", "--session-affinity-ttl-secs=60"]));
+}
+
+#[test]
 fn a_role_is_chosen_by_flag_then_environment_then_document() {
     const DOCUMENT: &str = "worker_selection:
   prefill: doc

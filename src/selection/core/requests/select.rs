@@ -41,7 +41,8 @@ impl SelectionCore {
             None => None,
         };
         let mut scratch = self.prepare(&partition, &request)?;
-        let aim = Aim { queued: !request.advisory, ..self.aim(&request.steering, bound, true) };
+        let id = request.selection_id.as_deref().map(Arc::from);
+        let aim = Aim { queued: !request.advisory, id, ..self.aim(&request.steering, bound, true) };
         let then = |state: &mut PartitionState, scratch: &Scratch, _: Moment, picked: Picked| {
             decision(&partition, state, scratch, picked)
         };
@@ -96,7 +97,7 @@ impl SelectionCore {
         let hold = self.hold_session(partition, &request, deadline).await?;
         let mut scratch = self.prepare(partition, &request)?;
         let classified = self.classify(partition, tracked, &mut request, &mut scratch, deadline).await?;
-        let mut aim = self.aim(&request.steering, hold.target(), false);
+        let mut aim = Aim { id: Some(Arc::clone(&id)), ..self.aim(&request.steering, hold.target(), false) };
         aim.reconsider(classified);
         let track = self.tracks_prefill(request.router_config_override.as_ref());
         let mut admission = Admission {
@@ -192,7 +193,7 @@ impl SelectionCore {
         let asked = steering.affinity_target;
         let is_binding =
             asked.is_none() && bound.is_some() && self.config.session_affinity_mode == SessionAffinityMode::Hard;
-        Aim { target: asked.or(bound), is_binding, is_query, queued: true }
+        Aim { target: asked.or(bound), is_binding, is_query, queued: true, id: None }
     }
 
     /// When a request is refused for being late.
@@ -206,7 +207,7 @@ impl SelectionCore {
         &self,
         partition: &'a Partition,
         request: &'a SelectRequest,
-        aim: &Aim,
+        aim: &'a Aim,
         scratch: &'a Scratch,
         now: Moment,
     ) -> PickRequest<'a> {
@@ -223,7 +224,7 @@ impl SelectionCore {
             constraints: &request.steering.routing_constraints,
             overrides: request.router_config_override.as_ref(),
             explain: request.explain,
-            facts: facts(request, aim.is_query),
+            facts: facts(request, aim),
             now,
         }
     }
@@ -244,24 +245,26 @@ fn decision(
 }
 
 /// What only policies of users read of a request.
-fn facts(request: &SelectRequest, is_query: bool) -> RequestFacts<'_> {
+fn facts<'a>(request: &'a SelectRequest, aim: &'a Aim) -> RequestFacts<'a> {
     let steering = &request.steering;
     RequestFacts {
         session: request.session_context.as_ref(),
         session_id: request.session_id.as_deref(),
-        request_id: request.selection_id.as_deref(),
+        request_id: aim.id.as_deref(),
         expected_output_tokens: steering.expected_output_tokens,
         priority_jump: steering.priority_jump.unwrap_or(0.0),
         strict_priority: steering.strict_priority.unwrap_or(0),
         policy_class: steering.policy_class.as_deref(),
         shared_hits: None,
-        is_query,
+        is_query: aim.is_query,
     }
 }
 
 /// Where a selection should go.
 pub(super) struct Aim {
     target: Option<AffinityTarget>,
+    /// The selection's.
+    id: Option<Arc<str>>,
     /// Whether the target is its session's binding, and bindings are law.
     is_binding: bool,
     /// Nothing is booked.

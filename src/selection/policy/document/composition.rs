@@ -97,6 +97,12 @@ impl PolicyComposition {
             let policy_type = configured.map(|instance| instance.policy_type().to_owned());
             roles.push(RolePolicy { role, instance, policy_type, factory });
         }
+        if let Some(document) = document
+            && let Err(error) = registry.resolve_request_classifier(config)
+        {
+            let (kind, place) = (ErrorKind::Resolution, document.place("request_classifier"));
+            return Err(DocumentError { kind, place, reason: error.to_string() });
+        }
         let shadow = document.map(|document| document.shadow.clone()).unwrap_or_default();
         let mut shadows = [const { None }; WorkerRole::ALL.len()];
         for role in WorkerRole::ALL {
