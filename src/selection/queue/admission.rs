@@ -277,8 +277,12 @@ impl AdmissionQueue {
             class.counters.went(Duration::ZERO);
             return Ok(Arrival::Admitted);
         }
-        let reached = class_limit(&class.spec, class.waiting, workers)
-            .or_else(|| partition_limit(&class.spec, self.waiting, self.limits));
+        let reached = class_limit(&class.spec, class.waiting, workers).or_else(|| {
+            // A backlog of ranks that this request does not need is no reason to idle those it may go to.
+            let goes_soon = !request.placement.is_blocked(load, class.board);
+            let limits = if goes_soon { self.limits.with_room() } else { self.limits };
+            partition_limit(&class.spec, self.waiting, limits)
+        });
         if let Some((kind, rejection)) = reached {
             class.counters.rejected(kind);
             return Err(SelectionError::QueueRejected(rejection));

@@ -27,6 +27,14 @@ impl Default for QueueLimits {
     }
 }
 
+impl QueueLimits {
+    /// The limits of requests that have an idle rank to go to, which pass a full queue: twice as much, so that even those
+    /// are bounded.
+    pub(super) fn with_room(self) -> Self {
+        Self { requests: self.requests.saturating_mul(2), tokens: self.tokens.saturating_mul(2) }
+    }
+}
+
 /// What waits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Totals {

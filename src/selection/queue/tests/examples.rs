@@ -126,6 +126,20 @@ fn the_partition_has_limits_over_all_classes() {
 }
 
 #[test]
+fn a_full_partition_refuses_nobody_who_has_an_idle_rank() {
+    let limits = QueueLimits { requests: 2, tokens: 1000 };
+    let mut bed = Bed::with_limits(profile(vec![class("a"), class("b")]), limits);
+    bed.worker(1, |_| {});
+    bed.worker(2, |_| {});
+    bed.book(1, 0, 1);
+    for id in ["1", "2"] {
+        assert_eq!(bed.arrive_with(id, "a", 1, 0, only(1)), Ok(false));
+    }
+    assert_eq!(rejection(bed.arrive_with("3", "a", 1, 0, only(1))), ("partition_requests", 2, 2));
+    assert_eq!(bed.arrive("free", "b", 1), Ok(true), "worker 2 is idle");
+}
+
+#[test]
 fn a_partition_with_a_limit_of_zero_refuses_only_who_would_wait() {
     for limits in [QueueLimits { requests: 0, tokens: 1000 }, QueueLimits { requests: 1000, tokens: 0 }] {
         let mut bed = Bed::with_limits(synthetic(0.0), limits);

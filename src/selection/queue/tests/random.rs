@@ -114,10 +114,12 @@ impl Naive {
     }
 
     /// The limit that refuses a request.
-    fn refuses(&self, class: usize) -> Option<&'static str> {
+    fn refuses(&self, class: usize, steering: &Steering) -> Option<&'static str> {
         let (requests, tokens, cached) = self.totals(class);
         let workers = self.workers.len() as u64;
         let spec = &self.profile.classes[class];
+        // Who has an idle rank passes a full queue.
+        let room = if self.is_blocked(spec, steering) { 1 } else { 2 };
         let over = |limit: Option<u64>, current: u64| limit.is_some_and(|limit| current >= limit * workers);
         if over(spec.request_queue_limit_per_worker, requests) {
             Some("requests")
@@ -125,9 +127,9 @@ impl Naive {
             Some("raw_isl_tokens")
         } else if over(spec.cached_token_queue_limit_per_worker, cached) {
             Some("cached_tokens")
-        } else if self.waiting.len() as u64 >= self.limits.requests {
+        } else if self.waiting.len() as u64 >= self.limits.requests * room {
             Some("partition_requests")
-        } else if self.waiting.iter().map(|waiting| waiting.tokens).sum::<u64>() >= self.limits.tokens {
+        } else if self.waiting.iter().map(|waiting| waiting.tokens).sum::<u64>() >= self.limits.tokens * room {
             Some("partition_isl_tokens")
         } else {
             None
@@ -381,7 +383,7 @@ impl Run {
             || zero && spec.prefill_busy_threshold.is_none() && spec.prefill_busy_threshold_frac.is_none();
         let expected = if direct {
             Ok(true)
-        } else if let Some(kind) = self.naive.refuses(class) {
+        } else if let Some(kind) = self.naive.refuses(class, &steering) {
             Err(kind)
         } else {
             self.naive.waiting.push(request);
