@@ -156,6 +156,7 @@ fn a_bad_document_keeps_the_last_good_one_and_is_told_everywhere() {
     assert_eq!((&error["line"], &error["column"]), (&json!(6), &json!(40)), "{error}");
     assert_eq!(error["field"], "worker_selection.instances[0].parameters.overlap_score_credit");
     followed.metric("pointsman_policy_last_reload_failed 1");
+    followed.metric("pointsman_plugin_failures_total{component=\"provider\",kind=\"error\"} 2");
     assert!(followed.selector.program.log().contains("policy document refused"));
 
     fs::remove_file(&followed.path).unwrap();

@@ -29,7 +29,8 @@ fn compose(registry: &RouterPluginRegistry, shadow: &str) -> (KvRouterConfig, Po
     let mut config = KvRouterConfig::default();
     document::apply(&document, &mut config);
     let composition =
-        PolicyComposition::resolve(registry, &config, Some(&document), &[WorkerRole::Aggregated]).unwrap();
+        PolicyComposition::resolve(registry, &config, Some(&document), &[WorkerRole::Aggregated], &Default::default())
+            .unwrap();
     (config, composition)
 }
 

@@ -31,8 +31,14 @@ pub fn load(path: &Path, registry: &RouterPluginRegistry) -> Result<Loaded, Stri
     let settings = selector::settings_of_document(path, registry)?;
     settings.selection.validate().map_err(|error| error.to_string())?;
     let document = settings.policies.document.ok_or("no document")?;
-    let composition = PolicyComposition::resolve(registry, &settings.selection, Some(&document), &WorkerRole::ALL)
-        .map_err(|error| error.in_file(document.file()))?;
+    let composition = PolicyComposition::resolve(
+        registry,
+        &settings.selection,
+        Some(&document),
+        &WorkerRole::ALL,
+        &Default::default(),
+    )
+    .map_err(|error| error.in_file(document.file()))?;
     Ok(Loaded { document, config: settings.selection, composition })
 }
 

@@ -95,7 +95,7 @@ pub fn resolve(
     if let Some(document) = &document {
         document::apply(document, selection);
     }
-    let composition = PolicyComposition::resolve(registry, selection, document.as_ref(), &SERVED)
+    let composition = PolicyComposition::resolve(registry, selection, document.as_ref(), &SERVED, &Default::default())
         .map_err(|error| document.as_ref().map_or_else(|| error.to_string(), |known| error.in_file(known.file())))?;
     for (role, error) in composition.unresolved() {
         warnings.push(format!("requests to {} workers will fail: {error}", role.role));

@@ -14,7 +14,7 @@ use crate::selection::{
         PickRequest, Picked, SelectionPolicy, builtin,
         failures::PluginFailures,
         inputs::WorkerInputs,
-        own::PartitionPolicy,
+        own::{PartitionPolicies, PartitionPolicy},
         registry::RouterPluginRegistry,
         shadow::{Shadow, ShadowCounts, ShadowReport, ShadowSource},
         stages::WorkerSelectionPolicyFactory,
@@ -99,17 +99,14 @@ impl Plugins<'_> {
         let failures = Arc::clone(failures);
         Ok(Arc::new(move |config, scope| {
             let role = scope.role as usize;
-            let policy = match &choices[role] {
+            let in_force = match &choices[role] {
                 Choice::Default => PartitionPolicy::UnderLock(builtin::default_policy(config, scope)),
                 Choice::From(factory) => PartitionPolicy::make(factory, config, scope, &failures),
                 Choice::Impossible(reason) => PartitionPolicy::UnderLock(Box::new(Refusal(reason.clone()))),
             };
-            let (Some(source), Some(counts)) = (&beside[role], &counts[role]) else { return policy };
+            let (Some(source), Some(counts)) = (&beside[role], &counts[role]) else { return in_force.into() };
             let shadow = PartitionPolicy::make(&source.factory, config, scope, &failures);
-            PartitionPolicy::Shadowed {
-                policy: Box::new(policy),
-                shadow: Arc::new(Shadow::new(source, shadow, Arc::clone(counts))),
-            }
+            PartitionPolicies { in_force, shadow: Some(Arc::new(Shadow::new(source, shadow, Arc::clone(counts)))) }
         }))
     }
 }

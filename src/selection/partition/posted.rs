@@ -7,7 +7,11 @@ use std::sync::{
 
 use parking_lot::RwLock;
 
-use crate::selection::policy::{inputs::WorkerInputs, own::PartitionPolicy, shadow::Shadow};
+use crate::selection::policy::{
+    inputs::WorkerInputs,
+    own::{PartitionPolicies, PartitionPolicy},
+    shadow::Shadow,
+};
 
 /// Inputs of the policy in force and its shadow, and that shadow.
 #[derive(Debug)]
@@ -30,15 +34,12 @@ impl Default for PostedPolicy {
 
 impl PostedPolicy {
     /// Posts a new policy; returns what is in force, without its shadow.
-    pub(super) fn post(&self, made: PartitionPolicy) -> PartitionPolicy {
+    pub(super) fn post(&self, made: PartitionPolicies) -> PartitionPolicy {
         self.inputs.store(made.required_inputs().bits(), Ordering::Relaxed);
-        let (policy, shadow) = match made {
-            PartitionPolicy::Shadowed { policy, shadow } => (policy.alone(), Some(shadow)),
-            alone => (alone, None),
-        };
+        let PartitionPolicies { in_force, shadow } = made;
         self.is_shadowed.store(shadow.is_some(), Ordering::Relaxed);
         *self.shadow.write() = shadow;
-        policy
+        in_force
     }
 
     /// What both read.

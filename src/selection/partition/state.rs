@@ -17,7 +17,7 @@ use crate::selection::{
     load::{BookingId, LoadConfig, LoadTracker, WorkerFacts},
     policy::{
         PickRequest, Picked,
-        own::{OwnPolicy, PartitionPolicy},
+        own::{OwnPolicy, PartitionPolicies, PartitionPolicy},
     },
     queue::AdmissionQueue,
     worker::WorkerRole,
@@ -37,8 +37,8 @@ pub struct PolicyScope {
     pub role: WorkerRole,
 }
 
-/// Makes the policy instance of a partition; called again after a panic in one.
-pub type PolicyFactory = dyn Fn(&Arc<SelectionConfig>, &PolicyScope) -> PartitionPolicy + Send + Sync;
+/// Makes the policy instances of a partition; called again after a panic in one.
+pub type PolicyFactory = dyn Fn(&Arc<SelectionConfig>, &PolicyScope) -> PartitionPolicies + Send + Sync;
 
 /// What asking the policy came to.
 pub(super) enum Pick {
@@ -162,7 +162,6 @@ impl PartitionState {
         let policy = match &mut self.policy {
             PartitionPolicy::UnderLock(policy) => policy,
             PartitionPolicy::Own(own) => return Ok(Pick::Own(Arc::clone(own))),
-            PartitionPolicy::Shadowed { .. } => unreachable!("shadows are posted apart"),
         };
         let (load, rng) = (&mut self.load, &mut self.rng);
         if let Some(picked) = self.health.contain(|| policy.pick(request, load, rng)) {
@@ -185,7 +184,6 @@ impl PartitionState {
         let (load, rng) = (&mut self.load, &mut self.rng);
         match &mut self.policy {
             PartitionPolicy::Own(own) => return Some(Arc::clone(own)),
-            PartitionPolicy::Shadowed { .. } => unreachable!("shadows are posted apart"),
             PartitionPolicy::UnderLock(policy) => {
                 match catch_unwind(AssertUnwindSafe(|| policy.pick(request, load, rng))) {
                     // An error is a decision too.

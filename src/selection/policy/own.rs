@@ -41,13 +41,29 @@ pub enum PartitionPolicy {
     UnderLock(Box<dyn SelectionPolicy>),
     /// Has a lock of its own.
     Own(Arc<OwnPolicy>),
-    /// Has another one beside it.
-    Shadowed {
-        /// In force.
-        policy: Box<PartitionPolicy>,
-        /// Beside it.
-        shadow: Arc<Shadow>,
-    },
+}
+
+/// What a partition decides with.
+#[derive(Debug)]
+pub struct PartitionPolicies {
+    /// Decides.
+    pub in_force: PartitionPolicy,
+    /// Is compared, and decides a share.
+    pub shadow: Option<Arc<Shadow>>,
+}
+
+impl PartitionPolicies {
+    /// What both read.
+    pub fn required_inputs(&self) -> WorkerInputs {
+        let shadow = self.shadow.as_ref().map_or(WorkerInputs::NONE, |shadow| shadow.required_inputs());
+        self.in_force.required_inputs() | shadow
+    }
+}
+
+impl From<PartitionPolicy> for PartitionPolicies {
+    fn from(in_force: PartitionPolicy) -> Self {
+        Self { in_force, shadow: None }
+    }
 }
 
 impl fmt::Debug for PartitionPolicy {
@@ -55,14 +71,13 @@ impl fmt::Debug for PartitionPolicy {
         match self {
             Self::UnderLock(policy) => f.debug_tuple("UnderLock").field(&policy.name()).finish(),
             Self::Own(own) => own.fmt(f),
-            Self::Shadowed { policy, shadow } => f.debug_tuple("Shadowed").field(policy).field(shadow).finish(),
         }
     }
 }
 
-impl From<Box<dyn SelectionPolicy>> for PartitionPolicy {
+impl From<Box<dyn SelectionPolicy>> for PartitionPolicies {
     fn from(policy: Box<dyn SelectionPolicy>) -> Self {
-        Self::UnderLock(policy)
+        PartitionPolicy::UnderLock(policy).into()
     }
 }
 
@@ -94,15 +109,6 @@ impl PartitionPolicy {
         match self {
             Self::UnderLock(policy) => policy.required_inputs(),
             Self::Own(own) => own.required_inputs(),
-            Self::Shadowed { policy, shadow } => policy.required_inputs() | shadow.required_inputs(),
-        }
-    }
-
-    /// Without what stands beside it.
-    pub(in crate::selection) fn alone(self) -> Self {
-        match self {
-            Self::Shadowed { policy, .. } => policy.alone(),
-            alone => alone,
         }
     }
 }

@@ -225,9 +225,19 @@ impl RouterPluginRegistry {
         config: &SelectionConfig,
         role: WorkerRole,
     ) -> Result<Option<WorkerSelectionPolicyFactory>, WorkerSelectionPolicyRegistryError> {
+        self.resolve_role(config, role, &PluginFailures::default())
+    }
+
+    /// [`Self::resolve_for_worker_type`], with a provider that fails counted.
+    pub(in crate::selection) fn resolve_role(
+        &self,
+        config: &SelectionConfig,
+        role: WorkerRole,
+        failures: &PluginFailures,
+    ) -> Resolved {
         match choice(config, role) {
             None => Ok(self.default_factory.clone()),
-            Some(name) => self.instance(config, name, &PluginFailures::default()).map(Some),
+            Some(name) => self.instance(config, name, failures).map(Some),
         }
     }
 

@@ -133,12 +133,11 @@ impl Chosen {
 }
 
 impl Shadow {
-    /// `policy` beside whatever is in force. A policy that is itself shadowed loses its shadow.
+    /// `policy` beside whatever is in force.
     pub fn new(source: &ShadowSource, policy: own::PartitionPolicy, counts: Arc<ShadowCounts>) -> Self {
-        let policy = match policy.alone() {
+        let policy = match policy {
             own::PartitionPolicy::Own(own) => Shadowing::Own(own),
             own::PartitionPolicy::UnderLock(policy) => Shadowing::UnderLock(Mutex::new(policy)),
-            own::PartitionPolicy::Shadowed { .. } => unreachable!("it is alone"),
         };
         Self {
             instance: Arc::clone(&source.instance),

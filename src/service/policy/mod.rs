@@ -68,7 +68,7 @@ impl PolicySource {
     /// # Errors
     /// The choice for `role` is not possible.
     pub fn of(config: &SelectionConfig, registry: RouterPluginRegistry, role: WorkerRole) -> Result<Self, ConfigError> {
-        let composition = PolicyComposition::resolve(&registry, config, None, &[role])
+        let composition = PolicyComposition::resolve(&registry, config, None, &[role], &Default::default())
             .map_err(|error| ConfigError(error.to_string()))?;
         let given = RouterSettings::default();
         Ok(Self { registry, composition, document: None, given, watch: false, role, factory: None })
@@ -239,7 +239,10 @@ impl Policies {
         served.push(self.role);
         let composition = match &self.factory {
             Some(factory) => PolicyComposition::fixed(factory, &config),
-            None => PolicyComposition::resolve(&self.registry, &config, Some(&document), &served)?,
+            None => {
+                let failures = core.plugin_failures();
+                PolicyComposition::resolve(&self.registry, &config, Some(&document), &served, failures)?
+            }
         };
         // Made and thrown away, so that a factory that panics is found before anything is replaced.
         for role in served.iter().map(|role| composition.of(*role)) {

@@ -48,7 +48,7 @@ impl SelectionCore {
         };
         let (decision, now) = self.admitted(&partition, &request, &aim, &mut scratch, deadline, then).await?;
         let load = request.advisory.then(|| decision.worker_load(&self.config));
-        if let Some(id) = &request.selection_id {
+        if let Some(id) = &aim.id {
             let selection = PendingSelection {
                 rank: decision.rank,
                 sequence: scratch.prompt.sequence().into(),
@@ -60,10 +60,10 @@ impl SelectionCore {
                 session_id: session.map(Into::into),
                 block_hashes: partition.index.approximate().map(|_| scratch.prompt.locals().into()),
             };
-            self.pending.insert(&partition.key, id.as_str().into(), selection, now);
+            self.pending.insert(&partition.key, Arc::clone(id), selection, now);
         }
         let mut answer = decision.answer(&self.config, &partition, &scratch);
-        answer.selection_id = request.selection_id.map(Arc::from);
+        answer.selection_id = aim.id;
         answer.worker_load = load;
         Ok(answer)
     }

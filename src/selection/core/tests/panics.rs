@@ -42,7 +42,7 @@ fn fixture() -> (Fixture, Arc<AtomicBool>) {
             let inner = builtin::default_policy(config, scope);
             let fragile = &*scope.key.model_name == "m";
             let policy = Fragile { inner, switch: Arc::clone(&switch), fragile, spoilt: false };
-            PartitionPolicy::UnderLock(Box::new(policy))
+            PartitionPolicy::UnderLock(Box::new(policy)).into()
         })
     };
     let f = Fixture::with_policies(SelectionConfig { use_kv_events: false, ..SelectionConfig::default() }, policies);

@@ -68,7 +68,8 @@ pub struct PolicyComposition {
 }
 
 impl PolicyComposition {
-    /// Resolves what `config` and `document` choose. Roles in `served` have to resolve.
+    /// Resolves what `config` and `document` choose. Roles in `served` have to resolve; providers that fail are counted in
+    /// `failures`.
     ///
     /// # Errors
     /// An instance of a served role, or a classifier, that cannot be made, with its place in the document.
@@ -77,6 +78,7 @@ impl PolicyComposition {
         config: &SelectionConfig,
         document: Option<&PolicyDocument>,
         served: &[WorkerRole],
+        failures: &PluginFailures,
     ) -> Result<Self, DocumentError> {
         // A provider runs once an instance, whoever shares it.
         let mut made: HashMap<Option<String>, Result<Option<WorkerSelectionPolicyFactory>, DocumentError>> =
@@ -86,7 +88,7 @@ impl PolicyComposition {
         for role in WorkerRole::ALL {
             let instance = config.worker_selection_overrides.choice(section, role).map(str::to_owned);
             let factory = made.entry(instance.clone()).or_insert_with(|| {
-                let resolved = registry.resolve_for_worker_type(config, role);
+                let resolved = registry.resolve_role(config, role, failures);
                 resolved.map_err(|error| placed(error, instance.as_deref(), document))
             });
             let factory = factory.clone();
@@ -110,7 +112,7 @@ impl PolicyComposition {
             let factory = if &*instance == instances::DEFAULT {
                 built_in()
             } else {
-                let made = registry.instance(config, &instance, &PluginFailures::default());
+                let made = registry.instance(config, &instance, failures);
                 made.map_err(|error| placed(error, Some(&instance), document))?
             };
             shadows[role as usize] = Some(ShadowSource { instance, share, factory });
