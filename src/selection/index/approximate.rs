@@ -244,7 +244,7 @@ impl ApproximateIndex {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(model_check)))]
 mod tests {
     use std::collections::HashMap;
 

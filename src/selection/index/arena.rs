@@ -12,10 +12,10 @@ use crossbeam_epoch::Guard;
 use super::sync::{AtomicPtr, Ordering, defer};
 
 /// Slots a page; a power of two.
-#[cfg(not(loom))]
+#[cfg(not(model_check))]
 pub(super) const PAGE: usize = 256;
 /// Slots a page; small, because a model checker pays for every atomic.
-#[cfg(loom)]
+#[cfg(model_check)]
 pub(super) const PAGE: usize = 2;
 
 /// A page of slots.

@@ -41,7 +41,7 @@ pub(super) struct Chunk {
 }
 
 /// A chunk fills its cache line.
-#[cfg(not(loom))]
+#[cfg(not(model_check))]
 const _: () = assert!(std::mem::size_of::<Chunk>() == 64);
 
 impl Default for Chunk {

@@ -11,10 +11,10 @@ use crossbeam_epoch::Guard;
 use super::sync::{AtomicPtr, AtomicU64, Ordering, defer, seed};
 
 /// Segments, as a power of two.
-#[cfg(not(loom))]
+#[cfg(not(model_check))]
 const SEGMENT_BITS: u32 = 8;
 /// Segments, as a power of two.
-#[cfg(loom)]
+#[cfg(model_check)]
 const SEGMENT_BITS: u32 = 1;
 /// Entries a bucket.
 const ENTRIES: usize = 7;
@@ -193,13 +193,13 @@ impl Drop for Heads {
 /// Fetches the cache line of `at`.
 #[inline]
 pub(super) fn prefetch<T>(at: &T) {
-    #[cfg(all(target_arch = "x86_64", not(loom)))]
+    #[cfg(all(target_arch = "x86_64", not(model_check)))]
     // SAFETY: SSE is part of x86-64; a prefetch has no effect but on caches.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(at).cast());
     }
-    #[cfg(not(all(target_arch = "x86_64", not(loom))))]
+    #[cfg(not(all(target_arch = "x86_64", not(model_check))))]
     let _ = at;
 }
 
@@ -285,7 +285,7 @@ impl HeadCounts {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(model_check)))]
 mod tests {
     use super::*;
 

@@ -18,10 +18,10 @@ use crate::selection::identity::WorkerWithDpRank;
 /// No slot, no lane.
 const NONE: u32 = u32::MAX;
 /// Cells of the first part of a table.
-#[cfg(not(loom))]
+#[cfg(not(model_check))]
 const FIRST: u32 = 64;
 /// Cells of the first part of a table.
-#[cfg(loom)]
+#[cfg(model_check)]
 const FIRST: u32 = 2;
 /// Parts of a table, each twice as long as the one before.
 const PARTS: usize = 16;

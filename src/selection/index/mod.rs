@@ -9,7 +9,7 @@
 
 pub mod approximate;
 mod arena;
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(model_check)))]
 mod check;
 mod chunk;
 mod columns;
@@ -18,7 +18,7 @@ mod heads;
 mod lanes;
 mod lookup;
 mod membership;
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(model_check)))]
 mod model;
 mod names;
 mod naming;

@@ -13,10 +13,10 @@ use super::{
 };
 
 /// Segments, as a power of two: a resize moves a 4,096th of the table.
-#[cfg(not(loom))]
+#[cfg(not(model_check))]
 const SEGMENT_BITS: u32 = 12;
 /// Segments, as a power of two.
-#[cfg(loom)]
+#[cfg(model_check)]
 const SEGMENT_BITS: u32 = 2;
 /// Entries a bucket.
 const ENTRIES: usize = 10;
@@ -282,7 +282,7 @@ impl<F: FindTag> Names<F> {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(model_check)))]
 mod tests {
     use super::*;
 

@@ -4,10 +4,10 @@
 
 use crossbeam_epoch::Guard;
 
-#[cfg(not(loom))]
+#[cfg(not(model_check))]
 pub(super) use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
-#[cfg(loom)]
+#[cfg(model_check)]
 pub(super) use loom::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
 /// Waits a little for a writer in the middle of a change; after some rounds gives the processor away.
@@ -16,7 +16,7 @@ pub(super) struct Spin(u32);
 
 impl Spin {
     /// One round.
-    #[cfg(not(loom))]
+    #[cfg(not(model_check))]
     pub(super) fn wait(&mut self) {
         self.0 += 1;
         if self.0 < 64 {
@@ -27,7 +27,7 @@ impl Spin {
     }
 
     /// One round.
-    #[cfg(loom)]
+    #[cfg(model_check)]
     pub(super) fn wait(&mut self) {
         self.0 += 1;
         loom::thread::yield_now();
@@ -58,7 +58,7 @@ pub(super) fn collect(guard: &Guard) {
 ///
 /// # Safety
 /// Nobody who pins from now on can reach what `free` frees, and nothing else frees it.
-#[cfg(not(loom))]
+#[cfg(not(model_check))]
 pub(super) unsafe fn defer(guard: &Guard, free: impl FnOnce()) {
     DEFERRED.with(|deferred| deferred.set(deferred.get() + 1));
     // SAFETY: the caller's promise is what the epoch asks for; `free` owns what it needs, so that it may run on
@@ -70,12 +70,12 @@ pub(super) unsafe fn defer(guard: &Guard, free: impl FnOnce()) {
 ///
 /// # Safety
 /// None asked.
-#[cfg(loom)]
+#[cfg(model_check)]
 pub(super) unsafe fn defer(_guard: &Guard, free: impl FnOnce()) {
     std::mem::forget(free);
 }
 
 /// A number nobody outside can guess, to place hashes by.
 pub(super) fn seed() -> u64 {
-    if cfg!(loom) { 7 } else { fastrand::u64(..) }
+    if cfg!(model_check) { 7 } else { fastrand::u64(..) }
 }

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 use super::*;
 
-#[cfg(not(loom))]
+#[cfg(not(model_check))]
 mod concurrent;
-#[cfg(loom)]
+#[cfg(model_check)]
 mod loom;
-#[cfg(not(loom))]
+#[cfg(not(model_check))]
 mod random;
-#[cfg(not(loom))]
+#[cfg(not(model_check))]
 mod semantics;
 
 /// Chained hashes of a prompt.

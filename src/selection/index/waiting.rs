@@ -147,7 +147,7 @@ impl Waiting {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(model_check)))]
 mod tests {
     use super::*;
 

@@ -1,7 +1,7 @@
 //! Models of readers beside the writer: every interleaving with at most two preemptions, and every value an atomic
 //! load may see, of the real index.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test --no-default-features --lib --release loom`; the flag makes other crates of the
+//! `RUSTFLAGS="--cfg model_check" cargo test --no-default-features --lib --release loom`; the flag makes other crates of the
 //! default features expect loom too. Memory is never reused in these models (see `sync::defer`); that readers hold no
 //! freed memory is the epoch's promise, and AddressSanitizer's to watch.
 
