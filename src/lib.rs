@@ -13,9 +13,10 @@
 //! | [`http`] | the HTTP API | `server` |
 //! | [`demo`] | the whole on one machine: engines, selector, users, comparison | `server` |
 //! | [`engine`] | a stand-in engine with a real KV cache and real events | `server` |
+//! | [`kubernetes`] | API types, the cluster as a source of workers, the operator | `controller` |
 //! | [`cli`] | one file a subcommand | `server` |
 //!
-//! The arrows point one way: `cli -> {http, discovery} -> service -> {mesh, events} -> selection`.
+//! The arrows point one way: `cli -> {http, kubernetes, discovery} -> service -> {mesh, events} -> selection`.
 
 mod paths;
 pub mod plugins;
@@ -53,3 +54,6 @@ pub mod demo;
 pub mod engine;
 #[cfg(feature = "server")]
 pub mod http;
+
+#[cfg(feature = "controller")]
+pub mod kubernetes;

@@ -1,0 +1,7 @@
+//! Pointsman on Kubernetes: the API types, the source that reads workers from the cluster, and the operator.
+//!
+//! | module | owns |
+//! |---|---|
+//! | [`api`] | the `SelectorSet` and `ModelPool` types, their CRDs, every label, annotation and reason |
+
+pub mod api;
