@@ -9,6 +9,9 @@ state=${1:-$(cat "$registry/state" 2>/dev/null || echo "$default_state")}
 
 for name in kubelet proxy controller-manager scheduler; do stop "$state" "$name" 2; done
 
+# Shims remove their sockets only when they end in peace.
+sockets=$(cat "$state"/run/containerd/io.containerd.runtime.v2.task/k8s.io/*/address 2>/dev/null |
+    grep -o '/run/containerd/s/[0-9a-f]*' | sort -u)
 # Containers: with their shims, then whatever is left in the cluster's cgroups.
 for _ in 1 2 3; do
     for process in /proc/[0-9]*; do
@@ -20,8 +23,7 @@ for _ in 1 2 3; do
     done
     sleep 0.2
 done
-cat "$state"/run/containerd/io.containerd.runtime.v2.task/k8s.io/*/address 2>/dev/null |
-    grep -o '/run/containerd/s/[0-9a-f]*' | sort -u | xargs -r rm -f
+[ -z "$sockets" ] || xargs rm -f <<<"$sockets"
 for name in containerd apiserver etcd; do stop "$state" "$name" 3; done
 
 awk -v state="$state/" 'index($2, state) == 1 {print $2}' /proc/mounts | sort -r | xargs -r -n1 umount -l 2>/dev/null
@@ -30,7 +32,11 @@ ip -o link show master "$bridge" 2>/dev/null | grep -o 'link-netns [^ ]*' | cut 
 ip link del "$bridge" 2>/dev/null
 nft delete table ip kube-proxy 2>/dev/null
 nft delete table ip6 kube-proxy 2>/dev/null
-rm -f /var/lib/cni/results/pointsman-pods-*
+for result in /var/lib/cni/results/pointsman-pods-*-eth0; do
+    [ -e "$result" ] || continue
+    sandbox=${result##*/pointsman-pods-}
+    rm -f "$result" "/var/lib/cni/results/cni-loopback-${sandbox%-eth0}-lo"
+done
 for link in /var/log/containers/*; do
     [[ "$(readlink "$link")" == "$state"/* ]] && rm -f "$link"
 done

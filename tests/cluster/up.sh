@@ -142,8 +142,8 @@ volumePluginDir: $state/kubelet/plugins
 maxPods: 300
 syncFrequency: 5s
 nodeStatusUpdateFrequency: 5s
-# A probe or a pod's end must not wait behind others.
-serializeImagePulls: false
+# The machine's own tables stay as they are.
+makeIPTablesUtilChains: false
 imageGCHighThresholdPercent: 100
 evictionHard: {memory.available: 50Mi, nodefs.available: 1%, imagefs.available: 1%}
 YAML
