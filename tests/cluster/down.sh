@@ -19,7 +19,7 @@ for _ in 1 2 3; do
         tr '\0' ' ' <"$process/cmdline" 2>/dev/null | grep -qF " $state/run/containerd.sock " && kill -9 "${process#/proc/}"
     done
     for tasks in $(find /sys/fs/cgroup/"$cgroup" /sys/fs/cgroup/*/"$cgroup" -name cgroup.procs 2>/dev/null); do
-        xargs -r kill -9 <"$tasks" 2>/dev/null
+        cat "$tasks" 2>/dev/null | xargs -r kill -9 2>/dev/null
     done
     sleep 0.2
 done

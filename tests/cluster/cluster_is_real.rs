@@ -1,0 +1,192 @@
+//! The cluster itself: pods with names in the DNS, containers that crash in place, an apiserver that goes and comes back.
+//! What other trials take for granted fails here first.
+
+use std::{
+    net::{IpAddr, UdpSocket},
+    time::Duration,
+};
+
+use libtest_mimic::Trial;
+
+use super::harness::{
+    AuditLog, Component, Cordon, Cut, Namespace, alone, call, manifests, reset_container, trial, wait_until, within,
+};
+
+pub fn trials() -> Vec<Trial> {
+    vec![
+        trial("cluster::stateful_pods_are_ready_and_have_names", stateful_pods_are_ready_and_have_names),
+        trial("cluster::a_killed_container_comes_back_in_its_pod", a_killed_container_comes_back_in_its_pod),
+        trial("cluster::networks_can_be_cut", networks_can_be_cut),
+        trial("cluster::hand_made_objects_stand_in_the_api", hand_made_objects_stand_in_the_api),
+        trial("cluster::the_audit_log_tells_who_wrote_what", the_audit_log_tells_who_wrote_what),
+        alone("cluster::the_apiserver_and_etcd_come_back", the_apiserver_and_etcd_come_back),
+        alone("cluster::a_drained_node_takes_its_pods_back", a_drained_node_takes_its_pods_back),
+    ]
+}
+
+fn engines(ns: &Namespace, count: u32) -> String {
+    manifests::list(&manifests::stateful_engines("engine", count, ns.cluster().image(), &[]))
+}
+
+fn stateful_pods_are_ready_and_have_names(ns: &Namespace) {
+    ns.apply(&engines(ns, 3));
+    let pods = ns.wait_for_pods("app=engine", 3);
+    for pod in &pods {
+        let name = format!("{}.engine.{}.svc.cluster.local", pod.name, ns.name());
+        wait_until(&name, || match resolve(&name) {
+            Ok(addresses) if addresses == [pod.ip()] => Ok(()),
+            other => Err(format!("{other:?}, not {}", pod.ip())),
+        });
+        let answer = call(pod.ip(), 8000, "GET", "/health", None).unwrap();
+        assert_eq!(answer.status, 200, "{}", answer.text());
+    }
+}
+
+fn a_killed_container_comes_back_in_its_pod(ns: &Namespace) {
+    ns.apply(&engines(ns, 1));
+    let before = ns.wait_for_pods("app=engine", 1).remove(0);
+    let after = reset_container(ns, &before, "engine");
+    assert_eq!((&after.uid, after.address), (&before.uid, before.address));
+    assert_ne!(after.containers, before.containers);
+    let log = ns.kubectl(&["logs", "engine-0", "--previous"]);
+    assert!(log.contains("mock engine is up"), "the log of the container before: {log}");
+    ns.wait_for_pods("app=engine", 1);
+}
+
+fn networks_can_be_cut(ns: &Namespace) {
+    ns.apply(&engines(ns, 2));
+    let pods = ns.wait_for_pods("app=engine", 2);
+    let health = |at: usize| call(pods[at].ip(), 8000, "GET", "/health", None).map(|a| a.status);
+    {
+        let _cut = Cut::between(&pods[0], &pods[1]);
+        assert_eq!((health(0), health(1)), (Ok(200), Ok(200)), "both are reached by everybody else");
+    }
+    let cut = Cut::pod(&pods[0]);
+    assert!(health(0).is_err(), "{:?}", health(0));
+    assert_eq!(health(1), Ok(200));
+    wait_until("the pod's probes to fail", || {
+        let pod = ns.pod(&pods[0].name);
+        if pod.ready { Err(format!("{pod:?}")) } else { Ok(()) }
+    });
+    drop(cut);
+    ns.wait_for_pods("app=engine", 2);
+}
+
+fn hand_made_objects_stand_in_the_api(ns: &Namespace) {
+    let labels = serde_json::json!({"app": "nothing"});
+    ns.apply(&manifests::unbacked_pod("nothing-0", &labels).to_string());
+    let status = manifests::unbacked_status("10.99.0.1", "one", true).to_string();
+    ns.kubectl(&["patch", "pod", "nothing-0", "--subresource=status", "--type=strategic", "-p", &status]);
+    let pod = ns.wait_for_pods("app=nothing", 1).remove(0);
+    assert_eq!(pod.ip().to_string(), "10.99.0.1");
+    assert_eq!(pod.containers, [("engine".to_owned(), "containerd://one".to_owned())]);
+    let endpoints: Vec<_> = (0..250)
+        .map(|n| manifests::Endpoint { address: format!("10.99.{}.{}", n / 100, n % 100 + 1), ..Default::default() })
+        .collect();
+    let slices: Vec<_> = endpoints
+        .chunks(100)
+        .enumerate()
+        .map(|(n, part)| {
+            manifests::endpoint_slice(&format!("many-{n}"), "many", ns.name(), "IPv4", &[("http", 8000)], part)
+        })
+        .collect();
+    ns.apply(&manifests::list(&slices));
+    let found = ns.json(&["get", "endpointslices", "-l", "kubernetes.io/service-name=many"]);
+    let count: usize =
+        found["items"].as_array().unwrap().iter().map(|s| s["endpoints"].as_array().unwrap().len()).sum();
+    assert_eq!(count, 250);
+}
+
+fn the_audit_log_tells_who_wrote_what(ns: &Namespace) {
+    let log = AuditLog::from_now(ns.cluster());
+    ns.kubectl(&["create", "configmap", "a"]);
+    ns.kubectl(&["get", "configmap", "a"]);
+    ns.kubectl(&["create", "serviceaccount", "reader"]);
+    let reader = format!("system:serviceaccount:{}:reader", ns.name());
+    // What a pod of that account would be told, without a pod.
+    let token = ns.kubectl(&["create", "token", "reader"]);
+    let refused = ns.cluster().try_kubectl_as(&token, &["-n", ns.name(), "get", "configmaps"]);
+    assert!(refused.as_ref().is_err_and(|e| e.contains("Forbidden")), "{refused:?}");
+    // A request is logged when it is answered, and its client may be quicker.
+    within(Duration::from_secs(30), "three requests in the log", || {
+        let requests = log.requests();
+        let by_admin = requests.clone().by("admin").in_namespace(ns.name()).writes().of("configmaps");
+        let by_reader = requests.clone().by(&reader).of("configmaps").answered(403);
+        if by_admin.len() == 1 && by_reader.len() == 1 && by_reader.writes().is_empty() {
+            return Ok(());
+        }
+        Err(format!("{requests:?}"))
+    });
+}
+
+fn the_apiserver_and_etcd_come_back(ns: &Namespace) {
+    let cluster = ns.cluster();
+    ns.apply(&engines(ns, 1));
+    let pod = ns.wait_for_pods("app=engine", 1).remove(0);
+    cluster.without(Component::Apiserver, || {
+        assert!(cluster.is_ready().is_err());
+        assert_eq!(call(pod.ip(), 8000, "GET", "/health", None).unwrap().status, 200, "pods run on");
+    });
+    cluster.without(Component::Etcd, || {
+        wait_until("the apiserver to miss etcd", || cluster.is_ready().err().ok_or("it says that it is ready"))
+    });
+    cluster.compact_history();
+    let stale =
+        cluster.try_kubectl(&["get", "--raw", "/api/v1/pods?watch=true&resourceVersion=1&timeoutSeconds=5"], None);
+    assert!(stale.as_ref().is_ok_and(|s| s.contains("\"code\":410")), "a watch from before: {stale:?}");
+    assert_eq!(ns.wait_for_pods("app=engine", 1)[0].uid, pod.uid, "the same pod as before");
+    ns.kubectl(&["scale", "statefulset/engine", "--replicas=2"]);
+    ns.wait_for_pods("app=engine", 2);
+}
+
+fn a_drained_node_takes_its_pods_back(ns: &Namespace) {
+    ns.apply(&engines(ns, 2));
+    let before = ns.wait_for_pods("app=engine", 2);
+    {
+        let node = Cordon::node(ns.cluster());
+        node.drain("app=engine");
+        wait_until("pods that wait for a node", || {
+            let pods = ns.try_pods("app=engine")?;
+            let wait = |p: &super::harness::PodFacts| p.address.is_none() && before.iter().all(|b| b.uid != p.uid);
+            if pods.len() == 2 && pods.iter().all(wait) { Ok(()) } else { Err(format!("{pods:?}")) }
+        });
+    }
+    ns.wait_for_pods("app=engine", 2);
+}
+
+/// IPv4 addresses of a name, asked of the cluster's DNS through its Service.
+fn resolve(name: &str) -> Result<Vec<IpAddr>, String> {
+    let mut query = vec![0x12, 0x34, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
+    for label in name.split('.') {
+        query.push(u8::try_from(label.len()).map_err(|e| e.to_string())?);
+        query.extend_from_slice(label.as_bytes());
+    }
+    query.extend_from_slice(&[0, 0, 1, 0, 1]);
+    let ask = || -> std::io::Result<Vec<u8>> {
+        let socket = UdpSocket::bind("0.0.0.0:0")?;
+        socket.set_read_timeout(Some(Duration::from_secs(2)))?;
+        socket.send_to(&query, "10.96.0.10:53")?;
+        let mut answer = vec![0; 1500];
+        let length = socket.recv(&mut answer)?;
+        answer.truncate(length);
+        Ok(answer)
+    };
+    let answer = ask().map_err(|e| e.to_string())?;
+    let count = usize::from(u16::from_be_bytes([answer[6], answer[7]]));
+    let mut addresses = Vec::new();
+    let mut at = query.len();
+    for _ in 0..count {
+        // The name: a pointer of two bytes, or labels that end with an empty one.
+        while answer[at] != 0 && answer[at] < 0xc0 {
+            at += usize::from(answer[at]) + 1;
+        }
+        at += if answer[at] == 0 { 1 } else { 2 };
+        let length = usize::from(u16::from_be_bytes([answer[at + 8], answer[at + 9]]));
+        let data = &answer[at + 10..at + 10 + length];
+        if let (1, Ok(bytes)) = (answer[at + 1], <[u8; 4]>::try_from(data)) {
+            addresses.push(IpAddr::from(bytes));
+        }
+        at += 10 + length;
+    }
+    Ok(addresses)
+}

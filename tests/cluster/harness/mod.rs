@@ -1,0 +1,30 @@
+//! What a trial on the test cluster needs: the cluster and its processes, a namespace of its own, faults, a client that
+//! books, and the apiserver's audit log.
+//!
+//! Everything panics with what it saw: a trial is a function that returns when all went well. Whatever a trial makes is
+//! removed by the guard that made it, and a failed trial leaves logs, events and objects in a folder that its failure names.
+#![allow(dead_code, unused_imports, reason = "trials use what they need of it")]
+#![allow(clippy::unwrap_used, reason = "a trial that cannot go on fails")]
+
+mod audit;
+mod booking;
+mod cluster;
+mod command;
+mod evidence;
+mod faults;
+mod http;
+pub mod manifests;
+mod namespace;
+mod trials;
+mod wait;
+
+pub use self::{
+    audit::{AuditLog, Request, Requests},
+    booking::{Booker, BookingLoad, Failure, Report},
+    cluster::{Cluster, Component},
+    faults::{Cordon, Cut, kill_container, reset_container},
+    http::{Answer, call},
+    namespace::{HelmRelease, Namespace, PodFacts},
+    trials::{alone, tell_panics_once, trial},
+    wait::{PATIENCE, wait_until, within},
+};

@@ -1,0 +1,72 @@
+//! Trials: functions of a namespace, run beside each other or alone.
+
+use std::{
+    cell::RefCell,
+    panic::{AssertUnwindSafe, catch_unwind},
+};
+
+use libtest_mimic::{Failed, Trial};
+use parking_lot::RwLock;
+
+use super::{cluster::Cluster, evidence, namespace::Namespace};
+
+/// Held for writing by a trial that disturbs the whole cluster.
+static PEACE: RwLock<()> = RwLock::new(());
+
+/// A trial that keeps to its namespace.
+pub fn trial(name: &str, body: fn(&Namespace)) -> Trial {
+    make(name, move |name| {
+        let _peace = PEACE.read();
+        in_namespace(name, body)
+    })
+}
+
+/// A trial that disturbs others, such as one that ends the apiserver or drains the node: nothing else runs beside it.
+pub fn alone(name: &str, body: fn(&Namespace)) -> Trial {
+    make(name, move |name| {
+        let _alone = PEACE.write();
+        in_namespace(name, body)
+    })
+}
+
+fn make(name: &str, run: impl FnOnce(&str) -> Result<(), String> + Send + 'static) -> Trial {
+    let missing = Cluster::missing().is_some();
+    let owned = name.to_owned();
+    Trial::test(name, move || run(&owned).map_err(Failed::from)).with_ignored_flag(missing)
+}
+
+fn in_namespace(name: &str, body: fn(&Namespace)) -> Result<(), String> {
+    let stem = name.rsplit("::").next().unwrap_or(name);
+    let namespace = catch(|| Namespace::new(Cluster::get(), stem))?;
+    let outcome = catch(|| body(&namespace));
+    let outcome = outcome
+        .map_err(|message| format!("{message}\nlogs, events and objects: {}", evidence::keep(&namespace).display()));
+    // A namespace that cannot be removed is a failure of its own.
+    let removed = catch(move || drop(namespace));
+    outcome.and(removed)
+}
+
+thread_local! {
+    /// What the last panic of this thread said, and where; present while a trial runs on it.
+    static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// A trial's panic is part of its failure, so that it is told once, with its place and without the harness's frames.
+/// Panics of other threads are printed as ever.
+pub fn tell_panics_once() {
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        let kept = PANIC.with_borrow_mut(|panic| panic.as_mut().map(|text| *text = info.to_string()).is_some());
+        if !kept {
+            usual(info);
+        }
+    }));
+}
+
+/// A panic as an error.
+fn catch<R>(run: impl FnOnce() -> R) -> Result<R, String> {
+    PANIC.set(Some(String::new()));
+    let outcome = catch_unwind(AssertUnwindSafe(run));
+    let text = PANIC.take().unwrap_or_default();
+    outcome.map_err(|_| text)
+}
