@@ -8,6 +8,7 @@
 pub mod apply;
 pub mod file;
 pub mod fleet;
+pub mod identity;
 pub mod metrics;
 pub mod snapshot;
 pub mod source;

@@ -3,5 +3,7 @@
 //! | module | owns |
 //! |---|---|
 //! | [`api`] | the `SelectorSet` and `ModelPool` types, their CRDs, every label, annotation and reason |
+//! | [`source`] | workers from EndpointSlices, Pods and Nodes, one snapshot a SelectorSet |
 
 pub mod api;
+pub mod source;

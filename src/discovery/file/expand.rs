@@ -6,9 +6,9 @@ use serde_saphyr::{Location, Spanned};
 
 use super::{
     error::{FileError, Place},
-    identity::derive_ids,
     schema::{Defaults, Document, Entry, KvEvents, VERSION},
 };
+use crate::discovery::identity::derive_ids;
 use crate::selection::{
     catalog::DesiredWorker,
     worker::{MAX_DATA_PARALLEL_SIZE, WorkerFields, WorkerRequest},

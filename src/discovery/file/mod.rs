@@ -6,7 +6,6 @@
 pub mod error;
 mod expand;
 pub mod follow;
-pub mod identity;
 mod schema;
 
 pub use error::{FileError, Place};
