@@ -6,12 +6,13 @@ use std::net::IpAddr;
 use libtest_mimic::Trial;
 use serde_json::{Value, json};
 
-use super::harness::{BookingLoad, Namespace, PodFacts, call, manifests, trial, wait_until};
+use super::harness::{BookingLoad, Namespace, PodFacts, call, manifests, reset_container, trial, wait_until};
 
 pub fn trials() -> Vec<Trial> {
     vec![
         trial("plain_selectors::book_engines_of_a_workers_file", book_engines_of_a_workers_file),
         trial("plain_selectors::follow_the_caches_of_pods", follow_the_caches_of_pods),
+        trial("plain_selectors::come_and_go_unnoticed_by_clients", come_and_go_unnoticed_by_clients),
     ]
 }
 
@@ -67,4 +68,30 @@ fn follow_the_caches_of_pods(ns: &Namespace) {
     let chosen = call(selectors[0].ip(), 8092, "POST", "/select", Some(&body)).unwrap().json();
     let expected = format!("http://engine-2.engine.{}.svc.cluster.local:8000", ns.name());
     assert_eq!(chosen["endpoint"], expected, "{chosen}");
+}
+
+fn come_and_go_unnoticed_by_clients(ns: &Namespace) {
+    let (_, selectors) = deploy(ns, 3);
+    let cluster = ns.cluster();
+    let load = BookingLoad::new(ns.service_ip("selector"), manifests::MODEL).start(cluster);
+    load.wait_for_bookings(200);
+    reset_container(ns, &selectors[0], "selector");
+    ns.wait_for_pods("app=selector", 3);
+    load.wait_for_bookings(200);
+    ns.kubectl(&["delete", "pod", "selector-1"]);
+    ns.wait_for_pods("app=selector", 3);
+    load.wait_for_bookings(200);
+    ns.kubectl(&["set", "image", "statefulset/selector", &format!("selector={}", cluster.other_image())]);
+    ns.wait_for_rollout("statefulset/selector");
+    load.wait_for_bookings(200);
+    load.finish().assert_clean(800);
+    let mut pods = ns.wait_for_pods("app=selector", 3);
+    wait_until("no booking left anywhere", || {
+        pods.retain(|pod| {
+            let loads = get(pod.ip(), "/loads");
+            let rows = loads[0]["loads"].as_array().map_or(&[][..], Vec::as_slice);
+            rows.len() != 3 || rows.iter().any(|row| row["active_requests"] != 0)
+        });
+        if pods.is_empty() { Ok(()) } else { Err(format!("left on {pods:?}")) }
+    });
 }

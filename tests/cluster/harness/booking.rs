@@ -1,6 +1,6 @@
 //! A client that books through a Service at a steady rate, and counts everything that is not as it should be.
 //!
-//! It behaves as a careful gateway does. It keeps connections open and renews them now and then. It repeats a request once,
+//! It behaves as a careful gateway does. It keeps spare connections open and renews them now and then. It repeats a request once,
 //! and only where no byte of an answer came, on a connection that is open already if there is one. Each call goes to
 //! whatever replica its connection leads to, so the replica that ends a booking is seldom the one that made it; a 404 of a
 //! lifecycle call within 10 s of its booking counts as done, because the replica may hear of the booking later and then
@@ -12,7 +12,7 @@ use std::{
     net::{IpAddr, SocketAddr},
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -35,6 +35,11 @@ use super::{
 const EARLY: Duration = Duration::from_secs(10);
 /// Requests on a connection before it is renewed, so that replicas that came later get their share.
 const USES: u32 = 40;
+/// Connections that are open without a request. While a replica has crashed and kube-proxy does not know it yet, a new
+/// connection may be refused; one that is open leads to a replica that lives.
+const SPARE: usize = 12;
+/// Before a request is repeated. Other connections to the same replica are known to be broken by then.
+const PAUSE: Duration = Duration::from_millis(50);
 /// Failures that are kept with their bodies; the rest is counted.
 const KEPT: usize = 50;
 /// Longest time for the bookings under way when the load ends.
@@ -81,6 +86,7 @@ impl BookingLoad {
             tag: format!("trial-{:x}", fastrand::u64(..)),
             started: Instant::now(),
             idle: Mutex::default(),
+            opening: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
             booked: AtomicU64::new(0),
             report: Mutex::default(),
@@ -201,6 +207,8 @@ struct Run {
     started: Instant,
     /// Open connections; the one idle for longest is taken first.
     idle: Mutex<VecDeque<Connection>>,
+    /// Spare connections that are being made.
+    opening: AtomicUsize,
     stop: AtomicBool,
     booked: AtomicU64,
     report: Mutex<Report>,
@@ -211,15 +219,19 @@ impl Run {
         let mut ticks = tokio::time::interval(Duration::from_secs_f64(1.0 / self.load.rate));
         // Users do not wait for each other: what is late is sent all the same.
         ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
-        let mut bookings = JoinSet::new();
+        let mut tasks = JoinSet::new();
         let mut number = 0_u64;
         while !self.stop.load(Ordering::Acquire) {
             ticks.tick().await;
+            if self.idle.lock().len() + self.opening.load(Ordering::Acquire) < SPARE {
+                self.opening.fetch_add(1, Ordering::AcqRel);
+                tasks.spawn(Arc::clone(&self).add_spare());
+            }
             number += 1;
-            bookings.spawn(Arc::clone(&self).cycle(number));
-            while bookings.try_join_next().is_some() {}
+            tasks.spawn(Arc::clone(&self).cycle(number));
+            while tasks.try_join_next().is_some() {}
         }
-        let all = async { while bookings.join_next().await.is_some() {} };
+        let all = async { while tasks.join_next().await.is_some() {} };
         if tokio::time::timeout(LAST, all).await.is_err() {
             self.fail("free", "several", None, "bookings were still under way a minute after the load ended".into());
         }
@@ -273,6 +285,7 @@ impl Run {
         let mut outcome = self.attempt(method.clone(), path, body, USES).await;
         if let Err(Broken { had_begun: false, .. }) = outcome {
             *self.report.lock().repeated.entry(verb).or_default() += 1;
+            sleep(PAUSE).await;
             // A connection that still works is better than a new one, whatever its age.
             outcome = self.attempt(method, path, body, u32::MAX).await;
         }
@@ -281,7 +294,7 @@ impl Run {
                 *self.report.lock().answers.entry((verb, answer.status)).or_default() += 1;
                 Some(answer)
             }
-            Err(Broken { had_begun, why }) => {
+            Err(Broken { had_begun, why, .. }) => {
                 let part = if had_begun { "; a part of an answer had come" } else { "" };
                 self.fail(verb, id, None, format!("{why}{part}"));
                 None
@@ -296,15 +309,34 @@ impl Run {
         body: Option<&serde_json::Value>,
         uses: u32,
     ) -> Result<Answer, Broken> {
-        let mut connection = loop {
-            let Some(mut idle) = self.take() else { break Connection::open(self.load.target).await? };
-            if idle.is_usable().await && idle.uses < uses {
-                break idle;
+        loop {
+            let idle = self.take();
+            let is_new = idle.is_none();
+            let mut connection = match idle {
+                Some(idle) => idle,
+                None => Connection::open(self.load.target).await?,
+            };
+            if !is_new && !(connection.uses < uses && connection.is_usable().await) {
+                continue;
             }
-        };
-        let answer = connection.exchange(method, path, body).await?;
-        self.idle.lock().push_back(connection);
-        Ok(answer)
+            match connection.exchange(method.clone(), path, body).await {
+                // The connection was closed before the request was put on it.
+                Err(Broken { was_sent: false, .. }) if !is_new => {}
+                Err(broken) => return Err(broken),
+                Ok(answer) => {
+                    self.idle.lock().push_back(connection);
+                    return Ok(answer);
+                }
+            }
+        }
+    }
+
+    async fn add_spare(self: Arc<Self>) {
+        // Nobody waits for it: the next tick tries again.
+        if let Ok(connection) = Connection::open(self.load.target).await {
+            self.idle.lock().push_back(connection);
+        }
+        self.opening.fetch_sub(1, Ordering::AcqRel);
     }
 
     fn take(&self) -> Option<Connection> {

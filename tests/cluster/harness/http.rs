@@ -55,6 +55,8 @@ impl Answer {
 /// Why there is no answer.
 #[derive(Clone, Debug)]
 pub struct Broken {
+    /// Whether the request was sent, as far as is known.
+    pub was_sent: bool,
     /// Whether any byte of one came.
     pub had_begun: bool,
     pub why: String,
@@ -70,12 +72,13 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Connects.
+    /// Connects. A failure counts as a request that was sent: a client that asks for more connections than it repeats
+    /// requests would hide that nobody listens.
     ///
     /// # Errors
     /// Nobody listens, or not in time.
     pub async fn open(target: SocketAddr) -> Result<Self, Broken> {
-        let broken = |why: String| Broken { had_begun: false, why };
+        let broken = |why: String| Broken { was_sent: true, had_begun: false, why };
         let stream = timeout(CONNECT, TcpStream::connect(target)).await;
         let stream = stream.map_err(|_| broken("connect: no answer in time".into()))?;
         let stream = stream.map_err(|e| broken(format!("connect: {e}")))?;
@@ -102,24 +105,28 @@ impl Connection {
         self.uses += 1;
         let before = self.received.load(Ordering::Acquire);
         let outcome = timeout(ANSWER, self.send(method, path, body)).await;
-        let why = match outcome {
+        let (was_sent, why) = match outcome {
             Ok(Ok(answer)) => return Ok(answer),
-            Ok(Err(why)) => why,
-            Err(_) => "no answer in time".to_owned(),
+            Ok(Err((was_sent, why))) => (was_sent, why),
+            Err(_) => (true, "no answer in time".to_owned()),
         };
-        Err(Broken { had_begun: self.received.load(Ordering::Acquire) != before, why })
+        Err(Broken { was_sent, had_begun: self.received.load(Ordering::Acquire) != before, why })
     }
 
-    async fn send(&mut self, method: Method, path: &str, body: Option<&Value>) -> Result<Answer, String> {
+    /// The error tells whether the request was sent.
+    async fn send(&mut self, method: Method, path: &str, body: Option<&Value>) -> Result<Answer, (bool, String)> {
         let mut request = hyper::Request::builder().method(method).uri(path).header(header::HOST, &self.authority);
         if body.is_some() {
             request = request.header(header::CONTENT_TYPE, "application/json");
         }
         let body = body.map(|b| Bytes::from(b.to_string())).unwrap_or_default();
-        let request = request.body(Full::new(body)).map_err(|e| e.to_string())?;
-        let answer = self.sender.send_request(request).await.map_err(|e| chain(&e))?;
+        let request = request.body(Full::new(body)).map_err(|e| (false, e.to_string()))?;
+        let answer = self.sender.try_send_request(request).await.map_err(|mut e| {
+            let unsent = e.take_message().is_some();
+            (!unsent, chain(e.error()))
+        })?;
         let status = answer.status().as_u16();
-        let body = answer.into_body().collect().await.map_err(|e| chain(&e))?;
+        let body = answer.into_body().collect().await.map_err(|e| (true, chain(&e)))?;
         Ok(Answer { status, body: body.to_bytes() })
     }
 }

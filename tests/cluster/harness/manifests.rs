@@ -94,29 +94,39 @@ pub fn service(name: &str, labels: &Value, ports: &[(&str, u16)], is_headless: b
     service
 }
 
-/// A Deployment of plain selectors with a Service of the same name, as somebody without the operator runs them. Each
-/// follows `workers.yaml` of the ConfigMap `NAME-workers`.
-pub fn selectors(name: &str, replicas: u32, image: &str, flags: &[&str]) -> [Value; 2] {
-    let mut words = vec!["selector".to_owned(), "--workers-file=/etc/pointsman/workers.yaml".into()];
+/// A StatefulSet of plain selectors, meshed by their names in the DNS, as somebody without the operator runs them; its
+/// headless Service `NAME-peers`, and the clients' Service `NAME`. Each follows `workers.yaml` of the ConfigMap
+/// `NAME-workers`.
+pub fn selectors(name: &str, replicas: u32, image: &str, flags: &[&str]) -> [Value; 3] {
+    let peers: Vec<_> = (0..replicas).map(|n| format!("tcp://{name}-{n}.{name}-peers:9092")).collect();
+    let mut words = vec![
+        "selector".to_owned(),
+        "--workers-file=/etc/pointsman/workers.yaml".into(),
+        "--shutdown-delay=5".into(),
+        "--replica-sync-port=9092".into(),
+        format!("--replica-sync-peers={}", peers.join(",")),
+    ];
     words.extend(flags.iter().map(|&f| f.to_owned()));
-    let deployment = json!({
+    let set = json!({
         "apiVersion": "apps/v1",
-        "kind": "Deployment",
+        "kind": "StatefulSet",
         "metadata": {"name": name},
         "spec": {
+            "serviceName": format!("{name}-peers"),
             "replicas": replicas,
+            "podManagementPolicy": "Parallel",
             "selector": {"matchLabels": {"app": name}},
             "template": {
                 "metadata": {"labels": {"app": name}},
                 "spec": {
-                    "terminationGracePeriodSeconds": 30,
+                    "terminationGracePeriodSeconds": 45,
                     "automountServiceAccountToken": false,
                     "securityContext": {"runAsNonRoot": true},
                     "containers": [{
                         "name": "selector",
                         "image": image,
                         "args": words,
-                        "ports": [{"name": "http", "containerPort": 8092}],
+                        "ports": [{"name": "http", "containerPort": 8092}, {"name": "mesh", "containerPort": 9092}],
                         "readinessProbe": {"httpGet": {"path": "/readyz", "port": "http"}, "periodSeconds": 1},
                         "livenessProbe": {"httpGet": {"path": "/livez", "port": "http"}},
                         "securityContext": {"readOnlyRootFilesystem": true, "allowPrivilegeEscalation": false},
@@ -127,7 +137,12 @@ pub fn selectors(name: &str, replicas: u32, image: &str, flags: &[&str]) -> [Val
             },
         },
     });
-    [deployment, service(name, &json!({"app": name}), &[("http", 8092)], false)]
+    let labels = json!({"app": name});
+    [
+        set,
+        service(&format!("{name}-peers"), &labels, &[("mesh", 9092)], true),
+        service(name, &labels, &[("http", 8092)], false),
+    ]
 }
 
 /// The ConfigMap that [`selectors`] read, with a worker for each `(name, host)`; a host is an address or a DNS name.
