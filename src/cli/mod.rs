@@ -5,6 +5,8 @@
 //! that is unknown or cannot be parsed.
 
 pub mod bench;
+#[cfg(feature = "controller")]
+mod crds;
 pub mod demo;
 pub mod discover;
 mod environment;
@@ -62,6 +64,9 @@ enum Command {
     Bench(Box<bench::BenchArgs>),
     /// Print the OpenAPI document of the HTTP API
     Openapi,
+    /// Print the CustomResourceDefinitions of Kubernetes, for kubectl apply
+    #[cfg(feature = "controller")]
+    Crds,
     Policy(policy::PolicyArgs),
     MockEngine(Box<mock_engine::MockEngineArgs>),
     Demo(demo::DemoArgs),
@@ -121,6 +126,8 @@ pub fn run_with(registry: &RouterPluginRegistry) -> ExitCode {
         Command::Discover(args) => discover::run(args),
         Command::Bench(args) => bench::run(*args),
         Command::Openapi => openapi::run(),
+        #[cfg(feature = "controller")]
+        Command::Crds => crds::run(),
         Command::Policy(args) => policy::run(args, registry),
         Command::MockEngine(args) => mock_engine::run(*args),
         Command::Demo(args) => demo::run(&args),

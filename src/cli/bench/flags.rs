@@ -23,6 +23,9 @@ pub struct BenchArgs {
     /// Print one JSON object instead of a table
     #[arg(long)]
     pub(super) json: bool,
+    /// Fail when any request failed, not only when all did
+    #[arg(long)]
+    pub(super) strict: bool,
     #[command(flatten)]
     pub(super) load: LoadArgs,
     #[command(flatten)]
@@ -106,8 +109,8 @@ pub(super) enum PromptForm {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Workers")]
 pub(super) struct FleetArgs {
-    /// Workers to register
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    /// Workers to register; 0 registers none and uses those that --model has
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(0..=100_000))]
     pub workers: u32,
     /// Ranks of each
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]

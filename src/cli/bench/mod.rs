@@ -85,7 +85,13 @@ async fn bench(args: BenchArgs) -> Result<(), CliError> {
     } else {
         report.print();
     }
-    if report.requests == 0 { Err(CliError::Failed("no request was answered with success".to_owned())) } else { Ok(()) }
+    if report.requests == 0 {
+        return Err(CliError::Failed("no request was answered with success".to_owned()));
+    }
+    if args.strict && !report.errors.is_empty() {
+        return Err(CliError::Failed("some requests failed".to_owned()));
+    }
+    Ok(())
 }
 
 async fn measure(args: &BenchArgs, server: &Server, process: Option<Process>) -> Result<Report, CliError> {

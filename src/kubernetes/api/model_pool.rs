@@ -18,6 +18,7 @@ use super::common::{LocalReference, PortReference};
     plural = "modelpools",
     shortname = "mp",
     category = "pointsman",
+    doc = "The workers of one model, kept on every selector of a SelectorSet.",
     namespaced,
     derive = "PartialEq",
     derive = "Default",

@@ -23,6 +23,7 @@ use super::{
     plural = "selectorsets",
     shortname = "sset",
     category = "pointsman",
+    doc = "Selectors that share one catalog and one mesh.",
     namespaced,
     derive = "PartialEq",
     derive = "Default",
