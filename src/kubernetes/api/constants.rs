@@ -17,6 +17,8 @@ pub const SELECTOR_SET_LABEL: &str = "pointsman.dev/selector-set";
 pub const ANNOTATION_PREFIX: &str = "pointsman.dev/";
 /// Annotation of selector pods: hash of what they must be restarted for and the pod template does not show.
 pub const RESTART_ANNOTATION: &str = "pointsman.dev/restart-hash";
+/// Annotation of what a SelectorSet owns: hash of the object as it was last applied.
+pub const APPLIED_HASH_ANNOTATION: &str = "pointsman.dev/applied-hash";
 /// Name of the Lease that operators elect a leader by.
 pub const LEASE_NAME: &str = "pointsman-controller";
 

@@ -1,0 +1,4 @@
+//! The operator.
+
+pub mod apply;
+pub mod selector_set;
