@@ -3,7 +3,9 @@
 //! | module | owns |
 //! |---|---|
 //! | [`api`] | the `SelectorSet` and `ModelPool` types, their CRDs, every label, annotation and reason |
+//! | [`controller`] | the operator |
 //! | [`source`] | workers from EndpointSlices, Pods and Nodes, one snapshot a SelectorSet |
 
 pub mod api;
+pub mod controller;
 pub mod source;

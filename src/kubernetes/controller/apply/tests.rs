@@ -36,7 +36,7 @@ async fn nothing_is_written_without_a_difference() {
     assert!(matches!(apply(&applier, &client, "a").await, Outcome::Written(_)));
     assert_eq!(cluster.writes(), ["PATCH configmaps/fleet-policy"]);
     for touch in 0..5 {
-        cluster.edit(PATH, |map| map["metadata"]["annotations"]["somebody/else"] = json!(touch));
+        cluster.edit(PATH, |map| map["metadata"]["annotations"]["somebody/else"] = json!(touch.to_string()));
         assert!(matches!(apply(&applier, &client, "a").await, Outcome::Unchanged(_)));
     }
     assert!(matches!(apply(&Applier::default(), &client, "a").await, Outcome::Unchanged(_)), "after a restart");

@@ -199,7 +199,7 @@ pub async fn reconcile(context: &Context, set: Arc<SelectorSet>, pods: &[Selecto
 }
 
 /// What a person has to mend.
-fn problems(done: &Reconciled) -> Vec<Notice> {
+pub fn problems(done: &Reconciled) -> Vec<Notice> {
     let mut problems = Vec::new();
     for Conflict { object, holder } in &done.conflicts {
         let note = format!("{object} is not this set's ({holder}); it is left as it is");
