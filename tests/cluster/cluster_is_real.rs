@@ -7,9 +7,11 @@ use std::{
 };
 
 use libtest_mimic::Trial;
+use serde_json::json;
 
 use super::harness::{
-    AuditLog, Component, Cordon, Cut, Namespace, alone, call, manifests, reset_container, trial, wait_until, within,
+    AuditLog, Component, Cordon, Cut, Namespace, alone, call, manifests, reaches, reset_container, trial, wait_until,
+    within,
 };
 
 pub fn trials() -> Vec<Trial> {
@@ -17,6 +19,7 @@ pub fn trials() -> Vec<Trial> {
         trial("cluster::stateful_pods_are_ready_and_have_names", stateful_pods_are_ready_and_have_names),
         trial("cluster::a_killed_container_comes_back_in_its_pod", a_killed_container_comes_back_in_its_pod),
         trial("cluster::networks_can_be_cut", networks_can_be_cut),
+        trial("cluster::programs_of_the_machine_run_in_pods", programs_of_the_machine_run_in_pods),
         trial("cluster::hand_made_objects_stand_in_the_api", hand_made_objects_stand_in_the_api),
         trial("cluster::the_audit_log_tells_who_wrote_what", the_audit_log_tells_who_wrote_what),
         alone("cluster::the_apiserver_and_etcd_come_back", the_apiserver_and_etcd_come_back),
@@ -54,13 +57,15 @@ fn a_killed_container_comes_back_in_its_pod(ns: &Namespace) {
 }
 
 fn networks_can_be_cut(ns: &Namespace) {
-    ns.apply(&engines(ns, 2));
-    let pods = ns.wait_for_pods("app=engine", 2);
+    ns.apply(&engines(ns, 3));
+    let pods = ns.wait_for_pods("app=engine", 3);
     let health = |at: usize| call(pods[at].ip(), 8000, "GET", "/health", None).map(|a| a.status);
-    {
-        let _cut = Cut::between(&pods[0], &pods[1]);
-        assert_eq!((health(0), health(1)), (Ok(200), Ok(200)), "both are reached by everybody else");
-    }
+    let reach = |from: usize, to: usize| reaches(&pods[from], pods[to].ip(), 8000).is_ok();
+    let cut = Cut::between(&pods[0], &pods[1]);
+    assert_eq!([reach(0, 1), reach(1, 0), reach(0, 2), reach(2, 1)], [false, false, true, true]);
+    assert_eq!((health(0), health(1)), (Ok(200), Ok(200)), "both are reached by the machine");
+    drop(cut);
+    assert_eq!([reach(0, 1), reach(1, 0)], [true, true]);
     let cut = Cut::pod(&pods[0]);
     assert!(health(0).is_err(), "{:?}", health(0));
     assert_eq!(health(1), Ok(200));
@@ -69,11 +74,31 @@ fn networks_can_be_cut(ns: &Namespace) {
         if pod.ready { Err(format!("{pod:?}")) } else { Ok(()) }
     });
     drop(cut);
-    ns.wait_for_pods("app=engine", 2);
+    ns.wait_for_pods("app=engine", 3);
+}
+
+fn programs_of_the_machine_run_in_pods(ns: &Namespace) {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("hello"), "from the machine").unwrap();
+    let path = folder.path().to_str().expect("a temporary folder has a name in UTF-8");
+    // Under another name in the pod: its /tmp is its own.
+    let mut template =
+        manifests::host_template("files", &["python3", "-m", "http.server", "8000", "-d", "/data"], &[], 8000);
+    let spec = &mut template["spec"];
+    spec["volumes"].as_array_mut().unwrap().push(json!({"name": "data", "hostPath": {"path": path}}));
+    let mounts = spec["containers"][0]["volumeMounts"].as_array_mut().unwrap();
+    mounts.push(json!({"name": "data", "mountPath": "/data"}));
+    ns.apply(
+        &json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "files", "labels": {"app": "files"}},
+            "spec": template["spec"]})
+        .to_string(),
+    );
+    let pod = ns.wait_for_pods("app=files", 1).remove(0);
+    assert_eq!(call(pod.ip(), 8000, "GET", "/hello", None).unwrap().text(), "from the machine");
 }
 
 fn hand_made_objects_stand_in_the_api(ns: &Namespace) {
-    let labels = serde_json::json!({"app": "nothing"});
+    let labels = json!({"app": "nothing"});
     ns.apply(&manifests::unbacked_pod("nothing-0", &labels).to_string());
     let status = manifests::unbacked_status("10.99.0.1", "one", true).to_string();
     ns.kubectl(&["patch", "pod", "nothing-0", "--subresource=status", "--type=strategic", "-p", &status]);

@@ -30,5 +30,5 @@ fn main() -> ExitCode {
         println!("skipped, because {reason}");
     }
     harness::tell_panics_once();
-    libtest_mimic::run(&arguments, trials).exit_code()
+    libtest_mimic::run(&arguments, harness::in_order(trials)).exit_code()
 }

@@ -1,6 +1,6 @@
 //! What goes wrong in a cluster, made to happen: crashes in place, cut networks, a node that is taken out.
 
-use std::process::Command;
+use std::{net::IpAddr, process::Command};
 
 use super::{
     cluster::Cluster,
@@ -51,17 +51,23 @@ impl Cut {
     /// Two pods no longer reach each other; both reach everything else.
     #[track_caller]
     pub fn between(one: &PodFacts, other: &PodFacts) -> Self {
-        let mut undo = Vec::new();
-        for (from, to) in [(one, other), (other, one)] {
-            let (_, netns) = link_of(from);
-            let to = to.ip().to_string();
-            // A black hole swallows without a word, as a broken network does.
-            let route = |verb: &str| words(&["-n", &netns, "route", verb, "blackhole", &to]);
-            let add = route("add");
-            ip(&add.iter().map(String::as_str).collect::<Vec<_>>()).unwrap_or_else(|e| panic!("{e}"));
-            undo.push(route("del"));
-        }
-        Self { undo }
+        let [mut here, mut there] = [Self::incoming(one, other.ip()), Self::incoming(other, one.ip())];
+        here.undo.append(&mut there.undo);
+        here
+    }
+
+    /// What comes to a pod from `address` is swallowed without a word, as a broken network does.
+    #[track_caller]
+    pub fn incoming(pod: &PodFacts, address: IpAddr) -> Self {
+        let (_, netns) = link_of(pod);
+        let table = format!("cut_{:x}", fastrand::u64(..));
+        let family = if address.is_ipv4() { "ip" } else { "ip6" };
+        let rule = format!("type filter hook input priority 0; {family} saddr {address} drop;");
+        let mut nft = Command::new("ip");
+        nft.args(["netns", "exec", &netns, "nft", "-f", "-"]);
+        command::run(&mut nft, Some(&format!("table inet {table} {{\n chain input {{ {rule}\n }}\n}}\n")))
+            .unwrap_or_else(|e| panic!("{e}"));
+        Self { undo: vec![words(&["netns", "exec", &netns, "nft", "delete", "table", "inet", &table])] }
     }
 }
 
@@ -96,6 +102,19 @@ fn words(list: &[&str]) -> Vec<String> {
 
 fn ip(words: &[&str]) -> Result<String, String> {
     command::run(Command::new("ip").args(words), None)
+}
+
+/// Whether a pod gets an answer, whatever it says, from an HTTP server at `address`; tried from inside its network.
+///
+/// # Errors
+/// What curl says.
+pub fn reaches(pod: &PodFacts, address: IpAddr, port: u16) -> Result<(), String> {
+    let (_, netns) = link_of(pod);
+    let url = match address {
+        IpAddr::V4(address) => format!("http://{address}:{port}/"),
+        IpAddr::V6(address) => format!("http://[{address}]:{port}/"),
+    };
+    ip(&["netns", "exec", &netns, "curl", "-sS", "-o", "/dev/null", "--max-time", "5", &url]).map(drop)
 }
 
 /// The node takes no new pods until this is dropped.

@@ -78,6 +78,41 @@ pub fn stateful_engines(name: &str, replicas: u32, image: &str, flags: &[&str]) 
     [set, service(name, &json!({"app": name}), &[("http", ENGINE_PORTS[0])], true)]
 }
 
+/// Pod template whose container `program` runs a command of the machine itself, such as an engine in a Python environment.
+/// The machine's programs and libraries are mounted, and `folders` (absolute paths) with them, all to be read only but
+/// `/tmp`, which is the pod's own. `port` is named `http` and probed for connections.
+pub fn host_template(name: &str, command: &[&str], folders: &[&str], port: u16) -> Value {
+    let system = ["/usr", "/bin", "/lib", "/lib64", "/etc/ssl"];
+    let paths: Vec<_> =
+        system.iter().chain(folders).filter(|path| std::path::Path::new(path).exists()).enumerate().collect();
+    let mut mounts: Vec<_> = paths
+        .iter()
+        .map(|(n, path)| json!({"name": format!("host-{n}"), "mountPath": path, "readOnly": true}))
+        .collect();
+    let mut volumes: Vec<_> =
+        paths.iter().map(|(n, path)| json!({"name": format!("host-{n}"), "hostPath": {"path": path}})).collect();
+    mounts.push(json!({"name": "tmp", "mountPath": "/tmp"}));
+    volumes.push(json!({"name": "tmp", "emptyDir": {}}));
+    json!({
+        "metadata": {"labels": {"app": name}},
+        "spec": {
+            "terminationGracePeriodSeconds": 5,
+            "automountServiceAccountToken": false,
+            "containers": [{
+                "name": "program",
+                // Any image serves: everything that runs comes from the machine.
+                "image": "pointsman.test/pause:1",
+                "command": command,
+                "env": [{"name": "HOME", "value": "/tmp"}],
+                "ports": [{"name": "http", "containerPort": port}],
+                "readinessProbe": {"tcpSocket": {"port": "http"}, "periodSeconds": 1},
+                "volumeMounts": mounts,
+            }],
+            "volumes": volumes,
+        },
+    })
+}
+
 /// A Service over named ports of the pods that `labels` select.
 pub fn service(name: &str, labels: &Value, ports: &[(&str, u16)], is_headless: bool) -> Value {
     let ports: Vec<_> = ports.iter().map(|(name, port)| json!({"name": name, "port": port})).collect();

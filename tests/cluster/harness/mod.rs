@@ -22,9 +22,9 @@ pub use self::{
     audit::{AuditLog, Request, Requests},
     booking::{Booker, BookingLoad, Failure, Report},
     cluster::{Cluster, Component},
-    faults::{Cordon, Cut, kill_container, reset_container},
+    faults::{Cordon, Cut, kill_container, reaches, reset_container},
     http::{Answer, call},
     namespace::{HelmRelease, Namespace, PodFacts},
-    trials::{alone, tell_panics_once, trial},
+    trials::{alone, in_order, tell_panics_once, trial},
     wait::{PATIENCE, wait_until, within},
 };

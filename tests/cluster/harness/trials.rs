@@ -13,6 +13,9 @@ use super::{cluster::Cluster, evidence, namespace::Namespace};
 /// Held for writing by a trial that disturbs the whole cluster.
 static PEACE: RwLock<()> = RwLock::new(());
 
+/// Kind of a trial that runs alone.
+const ALONE: &str = "alone";
+
 /// A trial that keeps to its namespace.
 pub fn trial(name: &str, body: fn(&Namespace)) -> Trial {
     make(name, move |name| {
@@ -27,6 +30,13 @@ pub fn alone(name: &str, body: fn(&Namespace)) -> Trial {
         let _alone = PEACE.write();
         in_namespace(name, body)
     })
+    .with_kind(ALONE)
+}
+
+/// Those that run alone go last, so that the others do not wait for them.
+pub fn in_order(mut trials: Vec<Trial>) -> Vec<Trial> {
+    trials.sort_by_key(|trial| trial.kind() == ALONE);
+    trials
 }
 
 fn make(name: &str, run: impl FnOnce(&str) -> Result<(), String> + Send + 'static) -> Trial {
