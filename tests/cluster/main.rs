@@ -3,7 +3,9 @@
 //! `POINTSMAN_CLUSTER` names the state folder that `tests/cluster/up.sh` printed. Without it every trial is ignored, or, with
 //! `POINTSMAN_CLUSTER_REQUIRED`, the run fails. See `tests/cluster/README.md`.
 
+mod chart;
 mod cluster_is_real;
+mod crds;
 mod harness;
 mod plain_selectors;
 
@@ -19,7 +21,10 @@ const THREADS: usize = 3;
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
     arguments.test_threads.get_or_insert(THREADS);
-    let trials = [cluster_is_real::trials(), plain_selectors::trials()].into_iter().flatten().collect();
+    let trials = [chart::trials(), cluster_is_real::trials(), crds::trials(), plain_selectors::trials()]
+        .into_iter()
+        .flatten()
+        .collect();
     if let Some(reason) = Cluster::missing()
         && !arguments.list
     {

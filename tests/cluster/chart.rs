@@ -1,0 +1,186 @@
+//! The chart as a user has it: installed from nothing, tested by Helm, uninstalled; and the rights that it gives.
+
+use std::{collections::BTreeSet, fs};
+
+use libtest_mimic::Trial;
+use serde_json::Value;
+
+use super::harness::{AuditLog, Cluster, Namespace, alone, trial, wait_until};
+
+const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/charts/pointsman");
+const DEFINITIONS: [&str; 2] = ["selectorsets.pointsman.dev", "modelpools.pointsman.dev"];
+
+pub fn trials() -> Vec<Trial> {
+    vec![
+        alone("chart::from_nothing_to_a_fleet_and_back", from_nothing_to_a_fleet_and_back),
+        alone("chart::one_namespace_is_enough", one_namespace_is_enough),
+        trial("chart::rights_are_these_and_no_others", rights_are_these_and_no_others),
+    ]
+}
+
+/// `--set` of the image under test.
+fn image(cluster: &Cluster) -> String {
+    let (repository, tag) = cluster.image().rsplit_once(':').expect("an image has a tag");
+    format!("image.repository={repository},image.tag={tag}")
+}
+
+/// Definitions that are there already go to the release, as the guide says: several people may use the cluster, and
+/// deleting definitions deletes everybody's objects. Afterwards they are nobody's again.
+struct Adopted<'a>(&'a Cluster);
+
+impl<'a> Adopted<'a> {
+    fn by(ns: &'a Namespace, release: &str) -> Self {
+        let cluster = ns.cluster();
+        for name in DEFINITIONS {
+            let crd = format!("crd/{name}");
+            if cluster.try_kubectl(&["get", &crd], None).is_ok() {
+                cluster.kubectl(&["label", &crd, "app.kubernetes.io/managed-by=Helm", "--overwrite"]);
+                let release = format!("meta.helm.sh/release-name={release}");
+                let namespace = format!("meta.helm.sh/release-namespace={}", ns.name());
+                cluster.kubectl(&["annotate", &crd, &release, &namespace, "--overwrite"]);
+            }
+        }
+        Self(cluster)
+    }
+}
+
+impl Drop for Adopted<'_> {
+    fn drop(&mut self) {
+        for name in DEFINITIONS {
+            let crd = format!("crd/{name}");
+            self.0.try_kubectl(&["label", &crd, "app.kubernetes.io/managed-by-"], None).ok();
+            let marks = ["meta.helm.sh/release-name-", "meta.helm.sh/release-namespace-"];
+            self.0.try_kubectl(&[&["annotate", &crd][..], &marks].concat(), None).ok();
+        }
+    }
+}
+
+/// Status of a condition, `Missing` where there is none.
+fn condition(object: &Value, kind: &str) -> String {
+    let all = object["status"]["conditions"].as_array().into_iter().flatten();
+    let found = all.into_iter().find(|condition| condition["type"] == kind);
+    found.map_or("Missing".to_owned(), |condition| condition["status"].as_str().unwrap_or_default().to_owned())
+}
+
+fn quickstart(cluster: &Cluster) -> String {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/kubernetes/quickstart.yaml");
+    let image = concat!("pointsman/pointsman:", env!("CARGO_PKG_VERSION"));
+    let text = fs::read_to_string(path).unwrap();
+    assert!(text.contains(image), "the quickstart's image is {image}");
+    text.replace(image, cluster.image())
+}
+
+/// Waits until the quickstart stands: all selectors ready, wired, with one catalog of all workers.
+fn wait_for_fleet(ns: &Namespace) {
+    wait_until("the fleet of the quickstart", || {
+        let set = ns.object("selectorset", "fleet")?.ok_or("no set")?;
+        let pool = ns.object("modelpool", "llama")?.ok_or("no pool")?;
+        let told = format!("{}\n{}", set["status"], pool["status"]);
+        let stands = ["Available", "CatalogSynced", "PeersWired"].iter().all(|kind| condition(&set, kind) == "True")
+            && ["Accepted", "WorkersDiscovered", "Synced"].iter().all(|kind| condition(&pool, kind) == "True")
+            && condition(&set, "Degraded") == "False"
+            && set["status"]["readyOfReplicas"] == "3/3"
+            && pool["status"]["schedulableOfDiscovered"] == "3/3";
+        let selectors = set["status"]["selectors"].as_array().into_iter().flatten();
+        let digests: BTreeSet<&str> = selectors.filter_map(|selector| selector["digest"].as_str()).collect();
+        if stands && digests.len() == 1 { Ok(()) } else { Err(told) }
+    });
+}
+
+/// What `kubectl` shows of the chart's kinds with the release's label.
+fn left_of(ns: &Namespace, release: &str) -> String {
+    let kinds = "deployments,services,serviceaccounts,roles,rolebindings,clusterroles,clusterrolebindings,\
+                 poddisruptionbudgets,networkpolicies";
+    let label = format!("app.kubernetes.io/name=pointsman,app.kubernetes.io/instance={release}");
+    ns.kubectl(&["get", kinds, "-l", &label, "-o", "name"])
+}
+
+fn from_nothing_to_a_fleet_and_back(ns: &Namespace) {
+    let cluster = ns.cluster();
+    let _definitions = Adopted::by(ns, "fresh");
+    let audit = AuditLog::from_now(cluster);
+    let release = ns.helm_install("fresh", CHART, &["--set", &image(cluster)]);
+    ns.apply(&quickstart(cluster));
+    wait_for_fleet(ns);
+    let said = release.test().unwrap_or_else(|said| panic!("helm test: {said}"));
+    assert!(said.contains("Phase:          Succeeded"), "{said}");
+    release.upgrade(CHART, &["--set", &image(cluster), "--set", "replicas=2,networkPolicy.enabled=true"]);
+    let columns = ns.kubectl(&["get", "sset,mp", "--no-headers"]);
+    assert!(columns.contains("3/3"), "{columns}");
+    ns.kubectl(&["delete", "sset,mp", "--all", "--timeout=60s"]);
+    let account = "fresh-pointsman-controller";
+    let refused = audit.requests().by_service_account(ns.name(), account).answered(403);
+    assert!(refused.is_empty(), "a right is missing: {refused:?}");
+    assert_ne!(left_of(ns, "fresh"), "");
+    drop(release);
+    assert_eq!(left_of(ns, "fresh"), "");
+    for name in DEFINITIONS {
+        cluster.kubectl(&["get", "crd", name]);
+    }
+}
+
+fn one_namespace_is_enough(ns: &Namespace) {
+    let cluster = ns.cluster();
+    let _definitions = Adopted::by(ns, "small");
+    let audit = AuditLog::from_now(cluster);
+    let release = ns.helm_install("small", CHART, &["--set", &image(cluster), "--set", "rbac.scope=namespace"]);
+    ns.apply(&quickstart(cluster));
+    wait_for_fleet(ns);
+    ns.kubectl(&["delete", "sset,mp", "--all", "--timeout=60s"]);
+    let requests = audit.requests().by_service_account(ns.name(), "small-pointsman-controller");
+    assert!(!requests.is_empty());
+    let refused = requests.answered(403);
+    assert!(refused.is_empty(), "a right is missing: {refused:?}");
+    drop(release);
+}
+
+/// Rights of a ServiceAccount in a namespace, as `kubectl auth can-i --list` has them, without those that everybody has.
+fn rights(ns: &Namespace, account: &str) -> BTreeSet<String> {
+    let name = format!("--as=system:serviceaccount:{}:{account}", ns.name());
+    let text = ns.kubectl(&["auth", "can-i", "--list", &name]);
+    let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
+    let everybodys = ["selfsubject", "[/", "Resources "];
+    text.lines().map(words).filter(|line| !everybodys.iter().any(|mark| line.starts_with(mark))).collect()
+}
+
+fn rights_are_these_and_no_others(ns: &Namespace) {
+    for scope in ["cluster", "namespace"] {
+        let name = format!("{}-{scope}", ns.name());
+        let settings = format!("crds.install=false,replicas=0,rbac.scope={scope},fullnameOverride={name}");
+        let _release = ns.helm_install(scope, CHART, &["--set", &settings]);
+        let account = format!("{}-controller", name.get(..47).unwrap_or(&name).trim_end_matches('-'));
+        let lease = format!("leases.coordination.k8s.io [] [{account}] [get update]");
+        let mut expected: BTreeSet<String> = [
+            "selectorsets.pointsman.dev [] [] [list watch patch]",
+            "modelpools.pointsman.dev [] [] [list watch]",
+            "selectorsets.pointsman.dev/status [] [] [patch]",
+            "modelpools.pointsman.dev/status [] [] [patch]",
+            "pods [] [] [list watch delete]",
+            "endpointslices.discovery.k8s.io [] [] [list watch]",
+            "services [] [] [get list watch create patch]",
+            "configmaps [] [] [get list watch create patch]",
+            "statefulsets.apps [] [] [get list watch create patch]",
+            "poddisruptionbudgets.policy [] [] [get list watch create patch delete]",
+            "networkpolicies.networking.k8s.io [] [] [get list watch create patch delete]",
+            "podmonitors.monitoring.coreos.com [] [] [get create patch delete]",
+            "servicemonitors.monitoring.coreos.com [] [] [get create patch delete]",
+            "secrets [] [] [get]",
+            "events.events.k8s.io [] [] [create patch]",
+            "leases.coordination.k8s.io [] [] [create]",
+            &lease,
+        ]
+        .map(str::to_owned)
+        .into();
+        if scope == "cluster" {
+            expected.insert("nodes [] [] [list watch]".to_owned());
+        }
+        let actual = rights(ns, &account);
+        let more: Vec<_> = actual.difference(&expected).collect();
+        let less: Vec<_> = expected.difference(&actual).collect();
+        assert!(more.is_empty() && less.is_empty(), "{scope}: more {more:#?}, less {less:#?}");
+        let namespaced = format!("--as=system:serviceaccount:{}:{account}", ns.name());
+        let elsewhere =
+            ns.cluster().try_kubectl(&["auth", "can-i", "list", "pods", "-n", "default", &namespaced], None);
+        assert_eq!(elsewhere.is_ok(), scope == "cluster", "{elsewhere:?}");
+    }
+}
