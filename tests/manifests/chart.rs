@@ -36,3 +36,15 @@ fn drift_of_the_table_of_values() {
     let table = values::table(&values::entries());
     assert_generated(path, &format!("{head}{BEGIN}{table}{END}{tail}"));
 }
+
+#[test]
+fn examples_name_the_image_of_this_version() {
+    for name in ["quickstart", "sidecar", "standalone"] {
+        let path = format!("examples/kubernetes/{name}.yaml");
+        let text = read(&path);
+        let images: Vec<&str> = text.lines().filter_map(|line| line.trim().strip_prefix("image: ")).collect();
+        assert!(!images.is_empty(), "{path}");
+        let expected = format!("pointsman/pointsman:{VERSION}");
+        assert!(images.iter().all(|image| *image == expected), "{path}: {images:?}");
+    }
+}
