@@ -39,10 +39,18 @@ key=$(cat "$tools"/*/go.mod "$tools"/*/go.sum "$tools/pause.c" tests/setup/clust
 if [ "$(cat "$bin/.key" 2>/dev/null)" != "$key" ]; then
     command -v go >/dev/null || { echo "Go 1.26 or newer is needed to build the test cluster's programs" >&2; exit 1; }
     rm -f "$bin/.key"
+    # What a release's own build stamps into them: the versions that they tell, and that charts are checked against.
     version=$(sed -n 's/^.*k8s.io\/kubernetes \(v[0-9.]*\).*$/\1/p' "$tools/kubernetes/go.mod" | head -1)
     minor=${version#v*.}
+    minor=${minor%%.*}
     stamp=k8s.io/component-base/version
-    stamps="-X $stamp.gitVersion=$version -X $stamp.gitMajor=1 -X $stamp.gitMinor=${minor%%.*}"
+    stamps="-X $stamp.gitVersion=$version -X $stamp.gitMajor=1 -X $stamp.gitMinor=$minor"
+    helm=helm.sh/helm/v3
+    helm_version=$(sed -n 's/^.*helm.sh\/helm\/v3 \(v[0-9.]*\).*$/\1/p' "$tools/helm/go.mod" | head -1)
+    helm_stamps="-X $helm/internal/version.version=$helm_version"
+    for package in chartutil lint/rules; do
+        helm_stamps+=" -X $helm/pkg/$package.k8sVersionMajor=1 -X $helm/pkg/$package.k8sVersionMinor=$minor"
+    done
     build() { # build MODULE OUTPUT LDFLAGS PACKAGE...
         local module=$1 output=$2 flags=$3
         shift 3
@@ -51,7 +59,7 @@ if [ "$(cat "$bin/.key" 2>/dev/null)" != "$key" ]; then
     build kubernetes "$bin/" "$stamps" \
         k8s.io/kubernetes/cmd/{kube-apiserver,kube-controller-manager,kube-scheduler,kubelet,kube-proxy,kubectl}
     build kubernetes "$bin/etcd" "" go.etcd.io/etcd/server/v3
-    build helm "$bin/helm" "" helm.sh/helm/v3/cmd/helm
+    build helm "$bin/helm" "$helm_stamps" helm.sh/helm/v3/cmd/helm
     build coredns "$bin/coredns" "" github.com/coredns/coredns
     gcc -O2 -static -Wall -o "$bin/pause" "$tools/pause.c"
     echo "$key" >"$bin/.key"

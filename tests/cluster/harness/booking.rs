@@ -316,7 +316,7 @@ impl Run {
                 Some(idle) => idle,
                 None => Connection::open(self.load.target).await?,
             };
-            if !is_new && !(connection.uses < uses && connection.is_usable().await) {
+            if !is_new && (connection.uses >= uses || !connection.is_usable().await) {
                 continue;
             }
             match connection.exchange(method.clone(), path, body).await {

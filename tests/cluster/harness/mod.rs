@@ -15,6 +15,7 @@ mod faults;
 mod http;
 pub mod manifests;
 mod namespace;
+mod operator;
 mod trials;
 mod wait;
 
@@ -25,6 +26,7 @@ pub use self::{
     faults::{Cordon, Cut, kill_container, reaches, reset_container},
     http::{Answer, call},
     namespace::{HelmRelease, Namespace, PodFacts},
+    operator::chart,
     trials::{alone, in_order, tell_panics_once, trial},
     wait::{PATIENCE, wait_until, within},
 };
