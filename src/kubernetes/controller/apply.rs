@@ -60,6 +60,17 @@ pub enum ApplyError {
 }
 
 impl ApplyError {
+    /// Status code of the apiserver's answer, if there was one.
+    pub fn code(&self) -> Option<u16> {
+        match self {
+            Self::Api { source, .. } => match &**source {
+                kube::Error::Api(status) => Some(status.code),
+                _ => None,
+            },
+            Self::Timeout { .. } => None,
+        }
+    }
+
     /// A stable word for metrics.
     pub fn reason(&self) -> &'static str {
         match self {
@@ -263,9 +274,7 @@ impl Applier {
         match call("delete", label(resource, name), api.delete(name, &parameters)).await {
             Ok(_) => Ok(true),
             // Gone, or another of its name.
-            Err(ApplyError::Api { source, .. }) if matches!(&*source, kube::Error::Api(status) if status.is_not_found() || status.is_conflict()) => {
-                Ok(false)
-            }
+            Err(error) if matches!(error.code(), Some(404 | 409)) => Ok(false),
             Err(error) => Err(error),
         }
     }

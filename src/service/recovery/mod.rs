@@ -3,6 +3,7 @@
 //! | file | owns |
 //! |---|---|
 //! | `report` | how it ended, for each peer |
+//! | `addresses` | names that stand for several peers |
 //! | `client` | one request to a peer, limited |
 //! | `plan` | which peer brings which rank |
 //! | `snapshot` | a partition from a selector of ours, chunk by chunk |
@@ -14,6 +15,7 @@
 //! Invariants: every wait has a limit, and when no peer helps the service starts empty: selectors that start together
 //! never wait for each other. Blocks whose snapshot was not completed are forgotten.
 
+mod addresses;
 mod catalog;
 mod client;
 mod dump;
@@ -105,6 +107,7 @@ pub(super) async fn run(shared: &Arc<Shared>, heard: Vec<String>) -> Filled {
     }
     let mut peers = config.peers.clone();
     peers.extend(shared.late_peers.close());
+    let mut peers = addresses::expand(peers, config.timeout).await;
     peers.extend(heard);
     let mut seen = BTreeSet::new();
     peers.retain(|peer| seen.insert(peer.trim_end_matches('/').to_owned()));

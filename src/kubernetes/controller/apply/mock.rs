@@ -118,7 +118,8 @@ impl Cluster {
     fn discover(&self) -> Response<Body> {
         let kinds = self.monitors.lock().clone();
         if kinds.is_empty() {
-            return status(404, "the server could not find the requested resource");
+            let body = Body::from(b"404 page not found\n".to_vec());
+            return Response::builder().status(404).body(body).expect("a good answer");
         }
         let resource = |(plural, kind): &(&str, &str)| json!({"name": plural, "singularName": "", "namespaced": true, "kind": kind, "verbs": ["get", "patch"]});
         let resources: Vec<_> = kinds.iter().map(resource).collect();

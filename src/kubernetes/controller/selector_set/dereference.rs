@@ -17,7 +17,7 @@ use zeroize::Zeroizing;
 use super::{build, error::Error};
 use crate::kubernetes::{
     api::{SelectorSet, common::SecretKeyReference},
-    controller::apply::call,
+    controller::apply::{ApplyError, call},
 };
 
 /// Length of a tracking key, in bytes.
@@ -86,12 +86,10 @@ async fn kind(client: &Client, kind: &str) -> Result<Option<ApiResource>, Error>
     let kind = GroupVersionKind::gvk("monitoring.coreos.com", "v1", kind);
     match call("discover", &kind.kind, kube::discovery::pinned_kind(client, &kind)).await {
         Ok((resource, _)) => Ok(Some(resource)),
-        Err(crate::kubernetes::controller::apply::ApplyError::Api { source, .. })
-            if matches!(&*source, kube::Error::Discovery(_))
-                || matches!(&*source, kube::Error::Api(status) if status.is_not_found()) =>
-        {
-            Ok(None)
-        }
+        // No such group. A missing path is answered in plain text, without a reason.
+        Err(error) if error.code() == Some(404) => Ok(None),
+        // No such kind in it.
+        Err(ApplyError::Api { source, .. }) if matches!(&*source, kube::Error::Discovery(_)) => Ok(None),
         Err(error) => Err(error.into()),
     }
 }

@@ -49,7 +49,7 @@ pub use self::{
     notice::Notice,
     rollout::{StatefulSetView, blocking_pod},
 };
-use super::apply::{Applier, ApplyError, Desired, Outcome, call};
+use super::apply::{Applier, Desired, Outcome, call};
 use crate::{
     kubernetes::{
         api::{
@@ -353,10 +353,7 @@ impl Pass<'_> {
         match call("delete", format!("Pod {}", pod.name), api.delete(&pod.name, &parameters)).await {
             Ok(_) => {}
             // Gone, or another of its name.
-            Err(ApplyError::Api { source, .. }) if matches!(&*source, kube::Error::Api(status) if status.is_not_found() || status.is_conflict()) =>
-            {
-                return Ok(());
-            }
+            Err(error) if matches!(error.code(), Some(404 | 409)) => return Ok(()),
             Err(error) => return Err(error.into()),
         }
         let failing = pod.failing.as_deref().unwrap_or_default();
