@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # down.sh [STATE]: ends the machine's test cluster and removes what it left: processes, containers, mounts, networks, files.
-# Works on the remains of a run that was killed, too. STATE: as for up.sh. With KEEP_LOGS=FOLDER its logs are moved there.
+# Works on the remains of a run that was killed, too. STATE: as for up.sh. With KEEP_LOGS=FOLDER its logs
+# are moved to FOLDER/cluster-logs.
 set -uo pipefail
 source "$(dirname "$0")/processes.sh"
 state=${1:-$(cat "$registry/state" 2>/dev/null || echo "$default_state")}
@@ -42,7 +43,8 @@ for link in /var/log/containers/*; do
 done
 find /sys/fs/cgroup/"$cgroup" /sys/fs/cgroup/*/"$cgroup" -depth -type d -exec rmdir {} + 2>/dev/null
 if [ -n "${KEEP_LOGS:-}" ] && [ -d "$state/log" ]; then
-    mkdir -p "$KEEP_LOGS" && mv "$state/log" "$KEEP_LOGS/cluster"
+    rm -rf "$KEEP_LOGS/cluster-logs"
+    mkdir -p "$KEEP_LOGS" && mv "$state/log" "$KEEP_LOGS/cluster-logs" && echo "the cluster's logs: $KEEP_LOGS/cluster-logs" >&2
 fi
 # Never across a mount that would not go away: a host folder may be behind it.
 rm -rf --one-file-system "$state"

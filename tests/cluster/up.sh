@@ -140,6 +140,9 @@ resolvConf: $state/resolv.conf
 podLogsDir: $state/pod-logs
 volumePluginDir: $state/kubelet/plugins
 maxPods: 300
+# A container that is killed again and again comes back in a second, not in minutes.
+featureGates: {KubeletCrashLoopBackOffMax: true}
+crashLoopBackOff: {maxContainerRestartPeriod: 1s}
 syncFrequency: 5s
 nodeStatusUpdateFrequency: 5s
 # The machine's own tables stay as they are.

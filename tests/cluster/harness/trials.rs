@@ -2,16 +2,13 @@
 
 use std::{
     cell::RefCell,
+    fs::File,
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
 use libtest_mimic::{Failed, Trial};
-use parking_lot::RwLock;
 
 use super::{cluster::Cluster, evidence, namespace::Namespace};
-
-/// Held for writing by a trial that disturbs the whole cluster.
-static PEACE: RwLock<()> = RwLock::new(());
 
 /// Kind of a trial that runs alone.
 const ALONE: &str = "alone";
@@ -19,7 +16,8 @@ const ALONE: &str = "alone";
 /// A trial that keeps to its namespace.
 pub fn trial(name: &str, body: fn(&Namespace)) -> Trial {
     make(name, move |name| {
-        let _peace = PEACE.read();
+        let peace = catch(peace)??;
+        peace.lock_shared().map_err(|e| format!("peace.lock: {e}"))?;
         in_namespace(name, body)
     })
 }
@@ -27,7 +25,8 @@ pub fn trial(name: &str, body: fn(&Namespace)) -> Trial {
 /// A trial that disturbs others, such as one that ends the apiserver or drains the node: nothing else runs beside it.
 pub fn alone(name: &str, body: fn(&Namespace)) -> Trial {
     make(name, move |name| {
-        let _alone = PEACE.write();
+        let peace = catch(peace)??;
+        peace.lock().map_err(|e| format!("peace.lock: {e}"))?;
         in_namespace(name, body)
     })
     .with_kind(ALONE)
@@ -37,6 +36,12 @@ pub fn alone(name: &str, body: fn(&Namespace)) -> Trial {
 pub fn in_order(mut trials: Vec<Trial>) -> Vec<Trial> {
     trials.sort_by_key(|trial| trial.kind() == ALONE);
     trials
+}
+
+/// The file that a trial locks, so that those of other runs on this cluster are left in peace too. Closing it unlocks it.
+fn peace() -> Result<File, String> {
+    let path = Cluster::get().state().join("run/peace.lock");
+    File::options().create(true).append(true).open(&path).map_err(|e| format!("{}: {e}", path.display()))
 }
 
 fn make(name: &str, run: impl FnOnce(&str) -> Result<(), String> + Send + 'static) -> Trial {
