@@ -85,13 +85,6 @@ fn come_and_go_unnoticed_by_clients(ns: &Namespace) {
     ns.wait_for_rollout("statefulset/selector");
     load.wait_for_bookings(200);
     load.finish().assert_clean(800);
-    let mut pods = ns.wait_for_pods("app=selector", 3);
-    wait_until("no booking left anywhere", || {
-        pods.retain(|pod| {
-            let loads = get(pod.ip(), "/loads");
-            let rows = loads[0]["loads"].as_array().map_or(&[][..], Vec::as_slice);
-            rows.len() != 3 || rows.iter().any(|row| row["active_requests"] != 0)
-        });
-        if pods.is_empty() { Ok(()) } else { Err(format!("left on {pods:?}")) }
-    });
+    let agreed = ns.wait_for_agreement("app=selector", 3, "file.default");
+    assert_eq!(agreed.workers.len(), 3, "{agreed:?}");
 }

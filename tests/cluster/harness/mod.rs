@@ -6,6 +6,7 @@
 #![allow(dead_code, unused_imports, reason = "trials use what they need of it")]
 #![allow(clippy::unwrap_used, reason = "a trial that cannot go on fails")]
 
+mod agreement;
 mod audit;
 mod booking;
 mod cluster;
@@ -20,6 +21,7 @@ mod trials;
 mod wait;
 
 pub use self::{
+    agreement::Agreement,
     audit::{AuditLog, Request, Requests},
     booking::{Booker, BookingLoad, Failure, Report},
     cluster::{Cluster, Component},

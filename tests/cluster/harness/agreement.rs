@@ -1,0 +1,82 @@
+//! What the replicas of a set must have in common once nothing changes any more.
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+
+use super::{
+    http::call,
+    namespace::{Namespace, PodFacts},
+    wait::wait_until,
+};
+
+/// What all replicas agreed on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Agreement {
+    /// Digest of the owner's catalog.
+    pub digest: String,
+    /// Ids of all workers, with their lifecycle.
+    pub workers: BTreeSet<(u64, String)>,
+}
+
+impl Namespace {
+    /// Waits until the selector pods with these labels are exactly `count` Ready ones that agree: the same workers, and the
+    /// same digest of `owner` (`k8s.NAMESPACE.SET`, `file.default`); each follows all others, with nothing diverged; and no
+    /// booking is live on any.
+    #[track_caller]
+    pub fn wait_for_agreement(&self, labels: &str, count: usize, owner: &str) -> Agreement {
+        wait_until(&format!("{count} selectors {labels} that agree"), || {
+            let pods = self.try_pods(labels)?;
+            if pods.len() != count || pods.iter().any(|p| !p.ready || p.terminating) {
+                return Err(format!("{pods:?}"));
+            }
+            let mut common: Option<Agreement> = None;
+            for pod in &pods {
+                let known = knowledge(pod, owner, count - 1).map_err(|e| format!("{}: {e}", pod.name))?;
+                match &common {
+                    Some(common) if *common != known => {
+                        return Err(format!("{} has {known:?}, not {common:?}", pod.name));
+                    }
+                    _ => common = Some(known),
+                }
+            }
+            common.ok_or_else(|| "no selectors".to_owned())
+        })
+    }
+}
+
+fn knowledge(pod: &PodFacts, owner: &str, others: usize) -> Result<Agreement, String> {
+    let address = pod.address.ok_or("no address")?;
+    let get = |path: &str| {
+        let answer = call(address, 8092, "GET", path, None)?;
+        if answer.is_success() {
+            Ok(answer.json())
+        } else {
+            Err(format!("{path}: {} {}", answer.status, answer.text()))
+        }
+    };
+    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+
+    let catalog = get("/catalog")?;
+    let entry = list(&catalog["owners"]).into_iter().find(|o| o["owner"] == owner);
+    let entry = entry.ok_or_else(|| format!("no owner {owner} in {catalog}"))?;
+    let digest = entry["digest"].as_str().unwrap_or_default().to_owned();
+    let workers = list(&get("/workers")?);
+    let workers = workers.iter().filter_map(|worker| {
+        Some((worker["worker_id"].as_u64()?, worker["lifecycle"].as_str().unwrap_or_default().to_owned()))
+    });
+
+    let mesh = get("/replica_sync/status")?;
+    let peers: Vec<_> = list(&mesh["peers"]).into_iter().filter(|peer| peer["is_self"] != true).collect();
+    let is_good = |peer: &Value| peer["state"] == "connected" && list(&peer["diverged"]).is_empty();
+    if peers.len() != others || !peers.iter().all(is_good) {
+        return Err(format!("{others} connected peers are wanted: {}", Value::from(peers)));
+    }
+
+    let loads = get("/loads")?;
+    let mut ranks = list(&loads).into_iter().flat_map(|partition| list(&partition["loads"]));
+    if let Some(busy) = ranks.find(|rank| rank["active_requests"] != 0) {
+        return Err(format!("a booking is live: {busy}"));
+    }
+    Ok(Agreement { digest, workers: workers.collect() })
+}
