@@ -6,6 +6,8 @@
 
 pub mod bench;
 #[cfg(feature = "controller")]
+pub mod controller;
+#[cfg(feature = "controller")]
 mod crds;
 pub mod demo;
 pub mod discover;
@@ -61,6 +63,8 @@ struct Cli {
 enum Command {
     Selector(Box<selector::SelectorArgs>),
     Discover(discover::DiscoverArgs),
+    #[cfg(feature = "controller")]
+    Controller(controller::ControllerArgs),
     Bench(Box<bench::BenchArgs>),
     /// Print the OpenAPI document of the HTTP API
     Openapi,
@@ -124,6 +128,8 @@ pub fn run_with(registry: &RouterPluginRegistry) -> ExitCode {
     let outcome = start_logging(&cli.log, default_filter).and_then(|()| match cli.command {
         Command::Selector(args) => selector::run(*args, registry),
         Command::Discover(args) => discover::run(args),
+        #[cfg(feature = "controller")]
+        Command::Controller(args) => controller::run(args, registry),
         Command::Bench(args) => bench::run(*args),
         Command::Openapi => openapi::run(),
         #[cfg(feature = "controller")]

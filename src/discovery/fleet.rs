@@ -245,7 +245,8 @@ impl CatalogState {
 }
 
 impl CatalogView {
-    fn new(status: &TargetStatus, wanted: Option<&str>) -> Self {
+    /// The picture of `status`, when `wanted` is the digest of the source's newest snapshot.
+    pub fn new(status: &TargetStatus, wanted: Option<&str>) -> Self {
         let digest = status.applied.as_ref().map(|(_, digest)| digest.to_string());
         let state = match (&status.error, &status.away, &digest) {
             (Some(error), ..) if error.is_absence() => CatalogState::Unreachable,

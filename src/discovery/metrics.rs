@@ -86,7 +86,7 @@ impl fmt::Debug for DiscoveryCollector {
     }
 }
 
-type Series<'a> = Vec<(Vec<(&'a str, &'a str)>, u64)>;
+pub(crate) type Series<'a> = Vec<(Vec<(&'a str, &'a str)>, u64)>;
 
 impl Collector for DiscoveryCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
@@ -124,7 +124,8 @@ impl Collector for DiscoveryCollector {
     }
 }
 
-fn gauge(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, series: Series<'_>) -> fmt::Result {
+/// Writes a gauge.
+pub(crate) fn gauge(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, series: Series<'_>) -> fmt::Result {
     let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
     for (labels, value) in series {
         metric.encode_family(&labels)?.encode_gauge(&i64::try_from(value).unwrap_or(i64::MAX))?;
@@ -132,7 +133,8 @@ fn gauge(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, series: Se
     Ok(())
 }
 
-fn counter(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, series: Series<'_>) -> fmt::Result {
+/// Writes a counter.
+pub(crate) fn counter(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, series: Series<'_>) -> fmt::Result {
     let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
     for (labels, value) in series {
         metric.encode_family(&labels)?.encode_counter::<Vec<(&str, &str)>, _, u64>(&value, None)?;

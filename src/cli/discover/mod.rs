@@ -130,7 +130,7 @@ struct Selectors {
 fn selectors(args: &DiscoverArgs, token: Option<&Zeroizing<String>>) -> Result<Selectors, CliError> {
     let (mut targets, mut wires): (Vec<RemoteTarget>, Vec<Wire>) = (Vec::new(), Vec::new());
     let owner = format!("file.{}", args.catalog_name);
-    for (place, words) in args.selectors.iter().enumerate() {
+    for words in &args.selectors {
         let (address, publisher) = match words.split_once(',') {
             Some((address, publisher)) => (address, Some(publisher.to_owned())),
             None => (words.as_str(), None),
@@ -143,16 +143,22 @@ fn selectors(args: &DiscoverArgs, token: Option<&Zeroizing<String>>) -> Result<S
             token: token.cloned(),
             state_dir: args.state_dir.clone(),
             prune: args.prune,
+            epochs_are_given: false,
         };
         let target = RemoteTarget::new(address, options).map_err(CliError::Usage)?;
         if targets.iter().any(|other| other.name() == target.name()) {
             return Err(CliError::Usage(format!("selector {} is named twice", target.name())));
         }
         targets.push(target);
-        let options =
-            WireOptions { publisher, owner: owner.clone(), state_dir: args.state_dir.clone(), prune: args.prune };
+        let options = WireOptions {
+            publisher,
+            owner: owner.clone(),
+            state_dir: args.state_dir.clone(),
+            prune: args.prune,
+            keep: Vec::new(),
+        };
         let client = RemoteClient::new(address, token.cloned()).map_err(CliError::Usage)?;
-        wires.push(Wire::new(client, place, options));
+        wires.push(Wire::new(client, options));
     }
     let board = Board::new(wires.iter().map(|wire| wire.name().into()));
     Ok(Selectors { targets, wires, board })

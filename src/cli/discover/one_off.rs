@@ -122,8 +122,8 @@ async fn wire(wires: Vec<Wire>, board: &Board, act: bool) -> Vec<(String, Wiring
             Ok((wire, Ok((look, facts)))) => {
                 status.publisher = Some(facts.publisher.clone());
                 status.look = Some(look);
-                board.tell(place, facts);
-                present.push(wire);
+                board.tell(wire.name(), facts);
+                present.push((place, wire));
             }
             Ok((_, Err(error))) | Err(error) => {
                 status.away = true;
@@ -133,9 +133,8 @@ async fn wire(wires: Vec<Wire>, board: &Board, act: bool) -> Vec<(String, Wiring
         statuses.push((name, status));
     }
     let members = board.members();
-    let places: Vec<usize> = present.iter().map(Wire::place).collect();
-    let known: Vec<_> = places.iter().map(|place| statuses[*place].1.clone()).collect();
-    let work: Vec<_> = present.into_iter().zip(known).collect();
+    let places: Vec<usize> = present.iter().map(|(place, _)| *place).collect();
+    let work: Vec<_> = present.into_iter().map(|(place, wire)| (wire, statuses[place].1.clone())).collect();
     let done = each(
         work,
         |(wire, _)| wire.name().to_owned(),

@@ -32,6 +32,9 @@ pub struct RemoteOptions {
     pub state_dir: Option<PathBuf>,
     /// Delete workers that somebody else registered at a selector without `/catalog`.
     pub prune: bool,
+    /// Epochs are given from outside: one that a selector finds too small is not raised here, the pass fails as
+    /// [`PassError::Superseded`].
+    pub epochs_are_given: bool,
 }
 
 /// A remote selector.
@@ -41,6 +44,9 @@ pub struct RemoteTarget {
     owner: String,
     /// Raised when the selector knows a later version than the source's.
     epoch: u64,
+    epochs_are_given: bool,
+    /// Schedulable workers that the first look after a pass found.
+    schedulable: Option<u64>,
     face: Face,
     /// Of the run of the selector that was last applied to.
     instance_id: String,
@@ -92,7 +98,16 @@ impl RemoteTarget {
     pub fn new(address: &str, options: RemoteOptions) -> Result<Self, String> {
         let client = RemoteClient::new(address, options.token)?;
         let routes = WorkersRoutes::new(client.clone(), &options.owner, options.state_dir, options.prune);
-        Ok(Self { client, owner: options.owner, epoch: 0, face: Face::Unknown, instance_id: String::new(), routes })
+        Ok(Self {
+            client,
+            owner: options.owner,
+            epoch: 0,
+            epochs_are_given: options.epochs_are_given,
+            schedulable: None,
+            face: Face::Unknown,
+            instance_id: String::new(),
+            routes,
+        })
     }
 
     /// What applying `snapshot` would change.
@@ -159,6 +174,9 @@ impl RemoteTarget {
                 self.ours(&now).map(|o| o.version).ok_or(error)?
             }
         };
+        if self.epochs_are_given {
+            return Err(PassError::Superseded(current));
+        }
         tracing::warn!(
             selector = self.client.address(),
             owner = self.owner,
@@ -210,6 +228,7 @@ impl RemoteTarget {
         let report: CatalogReport = self.client.decode("PUT /catalog", answer)?;
         self.face = Face::Catalog(Some(snapshot.clone()));
         self.instance_id = report.instance_id;
+        self.schedulable = None;
         Ok(summary(upserted, deleted, report.workers))
     }
 
@@ -266,9 +285,14 @@ impl Target for RemoteTarget {
             self.face = Face::Unknown;
             return Ok(Check::Differs("the selector answers differently"));
         };
-        let digest = self.ours(&status).map(|o| o.digest.as_str());
+        let ours = self.ours(&status);
+        let digest = ours.map(|o| o.digest.as_str());
         if digest == Some(snapshot.digest()) || (digest.is_none() && snapshot.workers().is_empty()) {
-            return Ok(Check::Same);
+            // Workers become schedulable, or cease to be, without a change of the catalog: a pass tells which.
+            let now = ours.map(|o| o.schedulable);
+            let before = std::mem::replace(&mut self.schedulable, now);
+            let moved = before.is_some() && before != now;
+            return Ok(if moved { Check::Differs("workers changed their states") } else { Check::Same });
         }
         let restarted = status.instance_id != self.instance_id;
         Ok(Check::Differs(if restarted { "the selector was restarted" } else { "another snapshot is in force" }))

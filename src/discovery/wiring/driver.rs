@@ -68,7 +68,7 @@ impl Driver {
             Ok(found) => found,
             Err(error) => return self.tell_failure(&error.to_string(), status),
         };
-        self.board.tell(self.wire.place(), facts.clone());
+        self.board.tell(self.wire.name(), facts.clone());
         let members = news.borrow_and_update().clone();
         match self.wire.plan(&members, &look).await {
             Ok(plan) => self.pursue(look, &facts, plan, status).await,

@@ -21,7 +21,7 @@ use tokio::{sync::watch, time::Instant};
 pub use driver::run;
 pub use endpoint::{DEFAULT_PUBLISHER_PORT, check_publisher};
 pub use look::{Look, ReplicaSync};
-pub use plan::{Facts, Member, Plan, plan};
+pub use plan::{Facts, Member, Plan, Strangers, plan};
 pub use wire::{Outcome, Wire, WireOptions};
 
 /// What every selector told last, shared by their tasks.
@@ -45,9 +45,29 @@ impl Board {
         self.0.borrow().clone()
     }
 
-    /// Writes down what the selector at place `at` told; wakes the others when that is news.
-    pub fn tell(&self, at: usize, facts: Facts) {
-        self.0.send_if_modified(|members| match members.get_mut(at) {
+    /// Adds the selector at `url`, of which nothing is known yet, unless it is there.
+    pub fn join(&self, url: &str) {
+        self.0.send_if_modified(|members| {
+            let is_new = !members.iter().any(|m| *m.url == *url);
+            if is_new {
+                members.push(Member { url: url.into(), facts: None });
+            }
+            is_new
+        });
+    }
+
+    /// Takes the selector at `url` off: what others have of it is removed there.
+    pub fn leave(&self, url: &str) {
+        self.0.send_if_modified(|members| {
+            let before = members.len();
+            members.retain(|m| *m.url != *url);
+            members.len() != before
+        });
+    }
+
+    /// Writes down what the selector at `url` told; wakes the others when that is news.
+    pub fn tell(&self, url: &str, facts: Facts) {
+        self.0.send_if_modified(|members| match members.iter_mut().find(|m| *m.url == *url) {
             Some(member) if member.facts.as_ref() != Some(&facts) => {
                 member.facts = Some(facts);
                 true

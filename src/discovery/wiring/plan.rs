@@ -84,9 +84,36 @@ impl Plan {
     }
 }
 
+/// What becomes of peers that somebody else registered.
+#[derive(Clone, Copy, Debug)]
+pub enum Strangers<'a> {
+    /// They stay.
+    Keep,
+    /// They go, once every selector has answered.
+    Remove {
+        /// Endpoints that stay.
+        but: &'a [String],
+    },
+}
+
+impl Strangers<'_> {
+    fn removes(self, normal: &str) -> bool {
+        match self {
+            Self::Keep => false,
+            Self::Remove { but } => !but.iter().any(|kept| normalise(kept) == normal),
+        }
+    }
+}
+
 /// The plan for the selector at place `me` of `members`, which lists `there`, where this program registered `tracked`
 /// (endpoint to URL of its selector).
-pub fn plan(me: usize, members: &[Member], there: &[String], tracked: &BTreeMap<String, String>, prune: bool) -> Plan {
+pub fn plan(
+    me: usize,
+    members: &[Member],
+    there: &[String],
+    tracked: &BTreeMap<String, String>,
+    strangers: Strangers<'_>,
+) -> Plan {
     let mut plan = Plan::default();
     let Some(own) = members.get(me).and_then(|m| m.facts.as_ref()).filter(|f| f.sync == ReplicaSync::Enabled) else {
         return plan;
@@ -130,7 +157,9 @@ pub fn plan(me: usize, members: &[Member], there: &[String], tracked: &BTreeMap<
             && present.insert(normal.clone())
         {
             plan.registered.push((spelled.clone(), (*url).clone()));
-        } else if owner.is_some_and(|url| !is_awaited(url)) || (prune && owner.is_none() && all_answered) {
+        } else if owner.is_some_and(|url| !is_awaited(url))
+            || (owner.is_none() && all_answered && strangers.removes(&normal))
+        {
             plan.deregister.push(spelled.clone());
         } else {
             plan.strangers.push(spelled.clone());
@@ -144,6 +173,9 @@ pub fn plan(me: usize, members: &[Member], there: &[String], tracked: &BTreeMap<
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const KEEP: Strangers<'_> = Strangers::Keep;
+    const PRUNE: Strangers<'_> = Strangers::Remove { but: &[] };
 
     fn facts(host: &str) -> Facts {
         Facts {
@@ -179,10 +211,10 @@ mod tests {
     #[test]
     fn everybody_gets_all_others_and_never_itself() {
         let members = fleet(&["a", "b", "c"]);
-        let plan_b = plan(1, &members, &[], &BTreeMap::new(), false);
+        let plan_b = plan(1, &members, &[], &BTreeMap::new(), KEEP);
         assert_eq!(missing(&plan_b), ["tcp://a:9092", "tcp://c:9092"]);
         let there = listed(&["tcp://A:9092", "tcp://c:09092"]);
-        let done = plan(1, &members, &there, &BTreeMap::new(), false);
+        let done = plan(1, &members, &there, &BTreeMap::new(), KEEP);
         assert!(!done.has_work() && done.registered.len() == 2, "{done:?}");
     }
 
@@ -191,10 +223,13 @@ mod tests {
         let members = fleet(&["a", "b"]);
         let there = listed(&["tcp://b:9092", "tcp://by-hand:9092", "tcp://gone:9092"]);
         let tracked = put(&[("tcp://gone:9092", "gone"), ("tcp://b:9092", "b")]);
-        let kept = plan(0, &members, &there, &tracked, false);
+        let kept = plan(0, &members, &there, &tracked, KEEP);
         assert_eq!((kept.deregister, kept.strangers), (listed(&["tcp://gone:9092"]), listed(&["tcp://by-hand:9092"])));
-        let pruned = plan(0, &members, &there, &tracked, true);
+        let pruned = plan(0, &members, &there, &tracked, PRUNE);
         assert_eq!(pruned.deregister, ["tcp://by-hand:9092", "tcp://gone:9092"]);
+        let but = listed(&["tcp://BY-HAND:9092"]);
+        let spared = plan(0, &members, &there, &tracked, Strangers::Remove { but: &but });
+        assert_eq!(spared.deregister, ["tcp://gone:9092"]);
     }
 
     #[test]
@@ -203,11 +238,11 @@ mod tests {
         members.push(member("c", None));
         let there = listed(&["tcp://b:9092", "tcp://c:7000", "tcp://by-hand:1"]);
         let tracked = put(&[("tcp://c:7000", "c")]);
-        let plan_a = plan(0, &members, &there, &tracked, true);
+        let plan_a = plan(0, &members, &there, &tracked, PRUNE);
         assert!(!plan_a.has_work() && plan_a.awaited.len() == 1, "{plan_a:?}");
         // It answers, and publishes elsewhere now.
         members[2].facts = Some(facts("c"));
-        let plan_a = plan(0, &members, &there, &tracked, true);
+        let plan_a = plan(0, &members, &there, &tracked, PRUNE);
         assert_eq!(missing(&plan_a), ["tcp://c:9092"]);
         assert_eq!(plan_a.deregister, ["tcp://c:7000", "tcp://by-hand:1"]);
     }
@@ -220,11 +255,11 @@ mod tests {
         }
         members[2].facts.as_mut().unwrap().instance_id = Some("other".to_owned());
         let there = listed(&["tcp://alias:9092"]);
-        let plan_a = plan(0, &members, &there, &put(&[("tcp://alias:9092", "alias")]), false);
+        let plan_a = plan(0, &members, &there, &put(&[("tcp://alias:9092", "alias")]), KEEP);
         assert_eq!((missing(&plan_a), plan_a.same_as.len()), (vec!["tcp://c:9092"], 1));
         assert_eq!(plan_a.deregister, ["tcp://alias:9092"]);
-        assert_eq!(missing(&plan(1, &members, &[], &BTreeMap::new(), false)), ["tcp://c:9092"]);
-        assert_eq!(missing(&plan(2, &members, &[], &BTreeMap::new(), false)), ["tcp://a:9092"]);
+        assert_eq!(missing(&plan(1, &members, &[], &BTreeMap::new(), KEEP)), ["tcp://c:9092"]);
+        assert_eq!(missing(&plan(2, &members, &[], &BTreeMap::new(), KEEP)), ["tcp://a:9092"]);
     }
 
     #[test]
@@ -235,10 +270,10 @@ mod tests {
             facts.http_addresses = BTreeSet::from(["127.0.0.1:8092".parse().unwrap()]);
             facts.publisher_addresses = BTreeSet::from(["127.0.0.1:9092".parse().unwrap()]);
         }
-        assert_eq!(missing(&plan(0, &members, &[], &BTreeMap::new(), false)), ["tcp://b:9092"]);
+        assert_eq!(missing(&plan(0, &members, &[], &BTreeMap::new(), KEEP)), ["tcp://b:9092"]);
         // Two HTTP ports and one publisher: they cannot both be right.
         members[1].facts.as_mut().unwrap().http_addresses = BTreeSet::from(["127.0.0.1:8093".parse().unwrap()]);
-        let plan_a = plan(0, &members, &[], &BTreeMap::new(), false);
+        let plan_a = plan(0, &members, &[], &BTreeMap::new(), KEEP);
         assert_eq!((missing(&plan_a), plan_a.clashes.len()), (vec!["tcp://b:9092"], 1));
     }
 
@@ -246,9 +281,9 @@ mod tests {
     fn a_selector_without_replica_sync_is_left_out() {
         let mut members = fleet(&["a", "b", "c"]);
         members[1].facts.as_mut().unwrap().sync = ReplicaSync::Disabled;
-        assert_eq!(plan(1, &members, &[], &BTreeMap::new(), false), Plan::default());
+        assert_eq!(plan(1, &members, &[], &BTreeMap::new(), KEEP), Plan::default());
         let there = listed(&["tcp://b:9092"]);
-        let plan_a = plan(0, &members, &there, &put(&[("tcp://b:9092", "b")]), false);
+        let plan_a = plan(0, &members, &there, &put(&[("tcp://b:9092", "b")]), KEEP);
         assert_eq!(missing(&plan_a), ["tcp://c:9092"]);
         assert_eq!(plan_a.deregister, ["tcp://b:9092"]);
     }
@@ -257,7 +292,7 @@ mod tests {
     fn a_second_spelling_of_a_peer_goes_when_it_is_ours() {
         let members = fleet(&["a", "b"]);
         let there = listed(&["tcp://b:09092", "tcp://b:9092"]);
-        let plan_a = plan(0, &members, &there, &put(&[("tcp://b:9092", "b")]), false);
+        let plan_a = plan(0, &members, &there, &put(&[("tcp://b:9092", "b")]), KEEP);
         assert_eq!(plan_a.deregister, ["tcp://b:9092"]);
         assert!(plan_a.register.is_empty());
     }

@@ -7,7 +7,7 @@ use reqwest::Method;
 use super::{
     endpoint::{Resolved, advertised, default_publisher, split},
     look::{self, Look},
-    plan::{Facts, Member, Plan, plan},
+    plan::{Facts, Member, Plan, Strangers, plan},
 };
 use crate::discovery::apply::{ClientError, PassError, RemoteClient, StateFile, WiredPeers};
 
@@ -22,6 +22,8 @@ pub struct WireOptions {
     pub state_dir: Option<PathBuf>,
     /// Remove peers that somebody else registered.
     pub prune: bool,
+    /// Endpoints that are not removed even so.
+    pub keep: Vec<String>,
 }
 
 /// What became of the calls of a pass.
@@ -39,8 +41,6 @@ pub struct Outcome {
 #[derive(Debug)]
 pub struct Wire {
     client: RemoteClient,
-    /// Its place on the board.
-    place: usize,
     options: WireOptions,
     state: Option<StateFile<WiredPeers>>,
     /// Endpoints this side registered or wanted there, with the URL of their selector; none before the first pass.
@@ -50,21 +50,16 @@ pub struct Wire {
 }
 
 impl Wire {
-    /// The selector behind `client`, at `place` of the board.
-    pub fn new(client: RemoteClient, place: usize, options: WireOptions) -> Self {
+    /// The selector behind `client`, on the board under its address.
+    pub fn new(client: RemoteClient, options: WireOptions) -> Self {
         let state = options.state_dir.as_deref().map(|d| StateFile::new(d, client.address(), &options.owner));
         let (http, publisher) = Default::default();
-        Self { client, place, options, state, tracked: None, http, publisher }
+        Self { client, options, state, tracked: None, http, publisher }
     }
 
     /// Its base URL.
     pub fn name(&self) -> &str {
         self.client.address()
-    }
-
-    /// Its place on the board.
-    pub fn place(&self) -> usize {
-        self.place
     }
 
     /// Asks for its replica sync and peers.
@@ -102,7 +97,10 @@ impl Wire {
     pub async fn plan(&mut self, members: &[Member], look: &Look) -> Result<Plan, PassError> {
         self.remember().await?;
         let tracked = self.tracked.get_or_insert_default();
-        Ok(plan(self.place, members, &look.peers, tracked, self.options.prune))
+        let strangers =
+            if self.options.prune { Strangers::Remove { but: &self.options.keep } } else { Strangers::Keep };
+        let me = members.iter().position(|m| *m.url == *self.client.address());
+        Ok(me.map_or_else(Plan::default, |me| plan(me, members, &look.peers, tracked, strangers)))
     }
 
     /// Does it. One endpoint that is refused does not stop the others.
