@@ -5,7 +5,9 @@
 //! | [`api`] | the `SelectorSet` and `ModelPool` types, their CRDs, every label, annotation and reason |
 //! | [`controller`] | the operator |
 //! | [`source`] | workers from EndpointSlices, Pods and Nodes, one snapshot a SelectorSet |
+//! | [`standalone`] | a selector that discovers for itself, without operator |
 
 pub mod api;
 pub mod controller;
 pub mod source;
+pub mod standalone;

@@ -1,48 +1,79 @@
-//! The workers file that a selector follows for itself.
+//! The workers that a selector finds for itself: in a workers file, or in the cluster.
 
-use std::path::PathBuf;
+use std::sync::Arc;
 
 use tokio::{sync::watch, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
-use super::super::CliError;
+use super::{super::CliError, flags::SelectorArgs};
+#[cfg(feature = "controller")]
+use crate::kubernetes::standalone::{self, Settings, Standalone, wire_peers};
 use crate::{
     discovery::{
         SourceStatus,
         apply::{self, ApplyOptions, InProcessTarget, TargetStatus},
         file::{FollowOptions, WorkersFile},
         metrics,
+        source::SourceCounters,
     },
     service::SelectionService,
 };
 
-/// A workers file, followed and applied as long as this lives.
+/// Where workers are found; followed as long as this lives.
+#[allow(dead_code, reason = "it is held, not read")]
+enum Source {
+    File(WorkersFile),
+    #[cfg(feature = "controller")]
+    Cluster(Standalone),
+}
+
+/// A source, followed and applied as long as this lives.
 pub(super) struct Discovery {
-    _file: WorkersFile,
-    tasks: [JoinHandle<()>; 2],
+    _source: Source,
+    tasks: Vec<JoinHandle<()>>,
 }
 
 impl Discovery {
-    /// Follows `path` for `service` until `stop`; its workers are owned by `file.<catalog_name>`.
+    /// Starts what the flags ask for; none when they ask for nothing.
     ///
     /// # Errors
-    /// The system gives no thread.
-    pub(super) fn start(
-        path: PathBuf,
-        catalog_name: &str,
+    /// The system gives no thread; settings that cannot be used; no cluster.
+    pub(super) async fn start(
+        args: &SelectorArgs,
+        service: &SelectionService,
+        stop: &CancellationToken,
+    ) -> Result<Option<Self>, CliError> {
+        #[cfg(feature = "controller")]
+        if let Some(name) = &args.kubernetes.kubernetes_service {
+            return Self::in_cluster(name, args, service, stop).await.map(Some);
+        }
+        let Some(path) = args.workers.workers_file.clone() else { return Ok(None) };
+        let file = WorkersFile::follow(path, FollowOptions::default()).map_err(CliError::failed)?;
+        let owner = format!("file.{}", args.workers.catalog_name);
+        let tasks = apply(service, owner, file.status(), file.counters(), "the workers file", stop);
+        Ok(Some(Self { _source: Source::File(file), tasks }))
+    }
+
+    #[cfg(feature = "controller")]
+    async fn in_cluster(
+        name: &str,
+        args: &SelectorArgs,
         service: &SelectionService,
         stop: &CancellationToken,
     ) -> Result<Self, CliError> {
-        let owner = format!("file.{catalog_name}");
-        let file = WorkersFile::follow(path, FollowOptions::default()).map_err(CliError::failed)?;
-        let status = watch::Sender::new(TargetStatus::default());
-        let targets = vec![("in-process".to_owned(), status.subscribe())];
-        let applying = status.subscribe();
-        metrics::register(service.metrics(), file.status(), file.counters(), targets);
-        let target = InProcessTarget::new(service.clone(), owner.clone());
-        let applied = apply::run(target, file.status(), ApplyOptions::default(), status, stop.clone());
-        let told = tell_source_errors(service.clone(), owner, file.status(), applying, stop.clone());
-        Ok(Self { _file: file, tasks: [tokio::spawn(applied), tokio::spawn(told)] })
+        let flags = &args.kubernetes;
+        let pool_file = flags.kubernetes_pool_file.as_deref();
+        let settings = Settings::new(name, pool_file, flags.kubernetes_namespace.clone()).map_err(CliError::failed)?;
+        let client = standalone::client().await.map_err(CliError::Failed)?;
+        let epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        let epoch = u64::try_from(epoch.as_millis()).unwrap_or_default();
+        tracing::info!(owner = settings.owner(), epoch, pool = ?settings.pool, "discovering in the cluster");
+        let found = Standalone::start(client.clone(), &settings, epoch, stop);
+        let mut tasks = apply(service, settings.owner(), found.status(), found.counters(), "the cluster", stop);
+        if let (Some(peers), Some(port)) = (&flags.kubernetes_peer_service, args.peers.replica_sync_port) {
+            tasks.push(wire_peers(client, &settings.namespace, peers, port, service.clone(), stop));
+        }
+        Ok(Self { _source: Source::Cluster(found), tasks })
     }
 
     /// Waits for the end of what `stop` has ended.
@@ -55,17 +86,37 @@ impl Discovery {
     }
 }
 
-/// Shows in the catalog why it is behind the file: the file cannot be used, or the catalog refuses it.
+/// Applies a source to `service` until `stop`, and shows both in its metrics and its catalog.
+fn apply(
+    service: &SelectionService,
+    owner: String,
+    source: SourceStatus,
+    counters: Arc<SourceCounters>,
+    name: &'static str,
+    stop: &CancellationToken,
+) -> Vec<JoinHandle<()>> {
+    let status = watch::Sender::new(TargetStatus::default());
+    let targets = vec![("in-process".to_owned(), status.subscribe())];
+    let applying = status.subscribe();
+    metrics::register(service.metrics(), source.clone(), counters, targets);
+    let target = InProcessTarget::new(service.clone(), owner.clone());
+    let applied = apply::run(target, source.clone(), ApplyOptions::default(), status, stop.clone());
+    let told = tell_source_errors(service.clone(), owner, name, source, applying, stop.clone());
+    vec![tokio::spawn(applied), tokio::spawn(told)]
+}
+
+/// Shows in the catalog why it is behind the source: that cannot be used, or the catalog refuses it.
 async fn tell_source_errors(
     service: SelectionService,
     owner: String,
+    name: &'static str,
     mut source: SourceStatus,
     mut applying: watch::Receiver<TargetStatus>,
     stop: CancellationToken,
 ) {
     let tell = |error: Option<String>| {
         if let Err(failure) = service.set_source_error(&owner, error) {
-            tracing::error!(%failure, "cannot show the state of the workers file");
+            tracing::error!(%failure, "cannot show the state of {name}");
         }
     };
     let mut told = None;
@@ -81,8 +132,8 @@ async fn tell_source_errors(
             // It ends with the process; until then the file alone is told of.
             Ok(()) = applying.changed() => {}
             changed = source.changed() => if changed.is_err() {
-                tracing::error!("the workers file is not followed any more");
-                return tell(Some("the workers file is not followed any more: restart".to_owned()));
+                tracing::error!("{name} is not followed any more");
+                return tell(Some(format!("{name} is not followed any more: restart")));
             },
             () = stop.cancelled() => return,
         }

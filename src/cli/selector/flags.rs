@@ -21,6 +21,9 @@ pub struct SelectorArgs {
     pub(super) http: HttpArgs,
     #[command(flatten)]
     pub(super) workers: WorkersArgs,
+    #[cfg(feature = "controller")]
+    #[command(flatten)]
+    pub(super) kubernetes: KubernetesArgs,
     #[command(flatten)]
     pub(super) routing: RoutingArgs,
     #[command(flatten)]
@@ -31,6 +34,17 @@ pub struct SelectorArgs {
     pub(super) tracking: TrackingArgs,
     #[command(flatten)]
     pub(super) peers: PeerArgs,
+}
+
+impl SelectorArgs {
+    /// Whether this selector discovers workers for itself.
+    pub(super) fn discovers(&self) -> bool {
+        #[cfg(feature = "controller")]
+        let in_cluster = self.kubernetes.kubernetes_service.is_some();
+        #[cfg(not(feature = "controller"))]
+        let in_cluster = false;
+        self.workers.workers_file.is_some() || in_cluster
+    }
 }
 
 #[derive(Clone, Debug, Args)]
@@ -49,7 +63,8 @@ pub(super) struct HttpArgs {
     /// Whose shapes /workers, /health, /metrics and the peer routes have
     #[arg(long, env = "POINTSMAN_FACE", value_enum, default_value_t)]
     pub face: crate::http::Face,
-    /// What `/readyz` waits for, of index, catalog and peers [default: index, and catalog with a workers file]
+    /// What `/readyz` waits for, of index, catalog and peers [default: index, and catalog where workers are
+    /// discovered]
     #[arg(long, env = "POINTSMAN_READY_REQUIRES", value_name = "WHAT,...")]
     pub ready_requires: Option<ReadyRequirements>,
     /// Seconds between failing `/readyz` and refusing requests on SIGTERM or SIGINT
@@ -76,6 +91,26 @@ pub(super) struct WorkersArgs {
     #[arg(long, env = "POINTSMAN_CATALOG_NAME", value_name = "NAME", default_value = "default")]
     #[arg(value_parser = crate::cli::discover::catalog_name)]
     pub catalog_name: String,
+}
+
+#[cfg(feature = "controller")]
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Kubernetes, without operator")]
+pub(super) struct KubernetesArgs {
+    /// Service in the cluster whose endpoints are the workers, owned as `k8s.NAMESPACE.NAME`
+    #[arg(long, env = "POINTSMAN_KUBERNETES_SERVICE", value_name = "NAME", conflicts_with = "workers_file")]
+    pub kubernetes_service: Option<String>,
+    /// The spec of a ModelPool (YAML) for them, selectorRef and workers left out [default: model `default`, port `http`,
+    /// and engines are asked for the rest]
+    #[arg(long, env = "POINTSMAN_KUBERNETES_POOL_FILE", value_name = "FILE", requires = "kubernetes_service")]
+    pub kubernetes_pool_file: Option<PathBuf>,
+    /// Service whose endpoints are the selectors of the mesh, this one among them
+    #[arg(long, env = "POINTSMAN_KUBERNETES_PEER_SERVICE", value_name = "NAME")]
+    #[arg(requires = "kubernetes_service", requires = "replica_sync_port")]
+    pub kubernetes_peer_service: Option<String>,
+    /// Namespace of both Services [default: the pod's]
+    #[arg(long, env = "POINTSMAN_KUBERNETES_NAMESPACE", value_name = "NAME", requires = "kubernetes_service")]
+    pub kubernetes_namespace: Option<String>,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -232,6 +267,9 @@ const AFTER_HELP: &str = "\
 Examples:
   Follow a workers file:
     pointsman selector --workers-file workers.yaml
+
+  Find workers in the cluster, without operator:
+    pointsman selector --kubernetes-service vllm --kubernetes-pool-file pool.yaml
 
   Take workers over HTTP, without KV events:
     DYN_ROUTER_USE_KV_EVENTS=false pointsman selector --port 8092

@@ -60,10 +60,7 @@ async fn serve(args: SelectorArgs, selection: SelectionConfig, policies: PolicyS
     let shutdown = CancellationToken::new();
     let server = http::serve(service.clone(), http_config, listener, shutdown.clone()).map_err(CliError::failed)?;
     tracing::info!(address = %server.address(), "listening");
-    let discovery = match args.workers.workers_file {
-        Some(path) => Some(Discovery::start(path, &args.workers.catalog_name, &service, &shutdown)?),
-        None => None,
-    };
+    let discovery = Discovery::start(&args, &service, &shutdown).await?;
 
     let mut served = tokio::spawn(server.finished());
     tokio::select! {
@@ -137,7 +134,7 @@ fn mesh_config(args: &SelectorArgs, port: u16, http_port: u16) -> Result<MeshCon
 
 fn service_config(args: &SelectorArgs, selection: SelectionConfig, token: Option<Zeroizing<String>>) -> ServiceConfig {
     let mut requires = ReadyRequirements::default();
-    if args.workers.workers_file.is_some() {
+    if args.discovers() {
         requires = requires.with(Condition::Catalog);
     }
     let peers = args.peers.indexer_peers.iter().map(|peer| peer.trim()).filter(|peer| !peer.is_empty());
@@ -147,7 +144,7 @@ fn service_config(args: &SelectorArgs, selection: SelectionConfig, token: Option
             peers: peers.map(str::to_owned).collect(),
             // The selectors of one set have one token.
             token: token.map(PeerToken::new),
-            take_catalog: args.workers.workers_file.is_none(),
+            take_catalog: !args.discovers(),
             ..RecoveryConfig::default()
         },
         ready_requires: args.http.ready_requires.unwrap_or(requires),

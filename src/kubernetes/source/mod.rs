@@ -12,6 +12,7 @@ pub mod engine;
 mod follow;
 pub mod objects;
 mod pool;
+pub mod service;
 mod set;
 pub mod state;
 pub mod watch;
@@ -19,4 +20,17 @@ pub mod world;
 
 pub use counters::SourceCounters;
 pub use state::{PoolOutcome, SelectorPod, SetKey, SetState, Sets};
-pub use watch::{ClusterSource, SourceOptions};
+pub use watch::{ClusterSource, Given, SourceOptions};
+
+/// Whether the spec of `pool` can be followed.
+///
+/// # Errors
+/// What a person has to change.
+pub fn check_pool(pool: &super::api::ModelPool) -> Result<(), String> {
+    pool::PoolSpec::new(pool).map(drop)
+}
+
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+pub(super) mod tests;

@@ -120,10 +120,7 @@ impl PodView {
                 .flatten()
                 .filter_map(|p| Some((u16::try_from(p.container_port).ok()?, p.name.as_deref().map(Into::into))))
                 .collect(),
-            state: statuses
-                .iter()
-                .find(|s| s.name == container.name)
-                .map_or(ContainerState::Unknown, |s| container_state(s)),
+            state: statuses.iter().find(|s| s.name == container.name).map_or(ContainerState::Unknown, container_state),
         });
         let conditions = status.and_then(|s| s.conditions.as_deref()).unwrap_or_default();
         let ready = conditions.iter().find(|c| c.type_ == "Ready");

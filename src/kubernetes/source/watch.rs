@@ -40,7 +40,7 @@ const WAITING_ANSWERS: usize = 64;
 /// Changes that come together are computed together.
 const DEBOUNCE: Duration = Duration::from_millis(20);
 /// Objects a page of a list.
-const PAGE: u32 = 500;
+pub(super) const PAGE: u32 = 500;
 /// Longest sleep; clocks that jump are noticed by then.
 const LONGEST_SLEEP: Duration = Duration::from_secs(60);
 
@@ -266,7 +266,7 @@ fn pod_view(pod: Pod) -> Option<View> {
     view.or_else(|| key_of(&pod).map(View::Nothing))
 }
 
-fn slice_view(slice: EndpointSlice) -> Option<View> {
+pub(super) fn slice_view(slice: EndpointSlice) -> Option<View> {
     let view = SliceView::new(&slice).map(|slice| View::Object(Object::Slice(slice)));
     view.or_else(|| key_of(&slice).map(View::Nothing))
 }

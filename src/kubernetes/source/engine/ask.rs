@@ -53,7 +53,8 @@ impl Askers {
     /// Asks `wanted`, by base URL, that nobody asks yet, and stops asking all others.
     pub fn want(&mut self, wanted: &BTreeMap<EngineKey, String>) {
         self.tasks.retain(|key, task| {
-            let keep = wanted.contains_key(key);
+            // One that ended and is wanted again has told somebody who is gone.
+            let keep = wanted.contains_key(key) && !task.is_finished();
             if !keep {
                 task.abort();
             }

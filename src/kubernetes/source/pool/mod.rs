@@ -165,7 +165,7 @@ fn worker(
         topology: topology(spec, candidate, around, out),
         engine: EngineKey::new(&identity, &container.id, spec.scheme, address, port),
     };
-    let (start_rank, request) = record::build(spec, &overrides, place, &around.answers, out)?;
+    let (start_rank, request) = record::build(spec, &overrides, place, around.answers, out)?;
     Ok(Found {
         name: candidate.name.clone(),
         identity,
