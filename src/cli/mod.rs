@@ -33,6 +33,9 @@ use crate::{
 };
 use environment::Environment;
 
+/// What is logged unless somebody says otherwise. Failures of the Kubernetes client are told by who called it.
+const DEFAULT_FILTER: &str = "info,kube_client::client::builder=off";
+
 const STYLES: Styles = Styles::styled()
     .header(AnsiColor::Green.on_default().bold())
     .usage(AnsiColor::Green.on_default().bold())
@@ -124,7 +127,7 @@ pub fn run_with(registry: &RouterPluginRegistry) -> ExitCode {
     // A failed parse prints its message, or the help, and exits here: 2, or 0 for --help and --version.
     let cli = Cli::parse();
     // Log lines would tear the demo's picture apart.
-    let default_filter = if matches!(cli.command, Command::Demo(_)) { "warn" } else { "info" };
+    let default_filter = if matches!(cli.command, Command::Demo(_)) { "warn" } else { DEFAULT_FILTER };
     let outcome = start_logging(&cli.log, default_filter).and_then(|()| match cli.command {
         Command::Selector(args) => selector::run(*args, registry),
         Command::Discover(args) => discover::run(args),
