@@ -22,6 +22,8 @@ pub struct AuditLog {
 pub struct Request {
     /// `system:serviceaccount:NAMESPACE:NAME` for a pod, `admin` for a trial.
     pub user: String,
+    /// Pod whose token it carried; empty for others.
+    pub pod: String,
     /// get, list, watch, create, update, patch, delete, deletecollection.
     pub verb: String,
     /// With its subresource: `statefulsets`, `modelpools/status`.
@@ -45,6 +47,7 @@ impl Request {
         }
         Some(Self {
             user: text("/user/username"),
+            pod: text("/user/extra/authentication.kubernetes.io~1pod-name/0"),
             verb: text("/verb"),
             resource,
             namespace: text("/objectRef/namespace"),

@@ -8,10 +8,12 @@ use std::{
 
 use libtest_mimic::{Failed, Trial};
 
-use super::{cluster::Cluster, evidence, namespace::Namespace};
+use super::{audit::AuditLog, cluster::Cluster, evidence, namespace::Namespace};
 
 /// Kind of a trial that runs alone.
 const ALONE: &str = "alone";
+/// Ending of the names of the ServiceAccounts that the chart makes.
+const CONTROLLER: &str = "-controller";
 
 /// A trial that keeps to its namespace.
 pub fn trial(name: &str, body: fn(&Namespace)) -> Trial {
@@ -53,12 +55,26 @@ fn make(name: &str, run: impl FnOnce(&str) -> Result<(), String> + Send + 'stati
 fn in_namespace(name: &str, body: fn(&Namespace)) -> Result<(), String> {
     let stem = name.rsplit("::").next().unwrap_or(name);
     let namespace = catch(|| Namespace::new(Cluster::get(), stem))?;
-    let outcome = catch(|| body(&namespace));
+    let outcome = catch(|| {
+        let audit = AuditLog::from_now(namespace.cluster());
+        body(&namespace);
+        assert_rights_suffice(&namespace, &audit);
+    });
     let outcome = outcome
         .map_err(|message| format!("{message}\nlogs, events and objects: {}", evidence::keep(&namespace).display()));
     // A namespace that cannot be removed is a failure of its own.
     let removed = catch(move || drop(namespace));
     outcome.and(removed)
+}
+
+/// Whatever a trial does, an operator of its namespace is never told that it lacks a right.
+#[track_caller]
+fn assert_rights_suffice(namespace: &Namespace, audit: &AuditLog) {
+    let accounts = format!("system:serviceaccount:{}:", namespace.name());
+    let refused = audit.requests().answered(403);
+    let refused: Vec<_> =
+        refused.0.into_iter().filter(|r| r.user.starts_with(&accounts) && r.user.ends_with(CONTROLLER)).collect();
+    assert!(refused.is_empty(), "the operator lacks a right: {refused:#?}");
 }
 
 thread_local! {
