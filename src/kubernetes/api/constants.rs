@@ -159,6 +159,14 @@ pub mod reason {
     pub const NO_SELECTORS: &str = "NoSelectors";
 }
 
+/// Reasons of Kubernetes Events about what the operator did; problems have those of conditions.
+pub mod event {
+    /// SelectorSet: its policy document was replaced.
+    pub const POLICY_CHANGED: &str = "PolicyChanged";
+    /// SelectorSet: a pod that held up a roll-out was deleted.
+    pub const POD_REPLACED: &str = "PodReplaced";
+}
+
 /// Reasons for which a pod or endpoint is no worker.
 pub mod rejection {
     /// The pod has no address yet.

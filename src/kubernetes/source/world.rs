@@ -153,6 +153,8 @@ pub struct World {
     dirty_pools: BTreeSet<ObjectKey>,
     dirty_sets: BTreeSet<SetKey>,
     sets: Arc<Sets>,
+    /// Whether a world in full was told of: one without sets is news too, once.
+    is_told: bool,
     /// Kept for sets that are gone: a set that comes back must not count from the beginning.
     generations: HashMap<SetKey, u64>,
     recomputed: u64,
@@ -174,6 +176,7 @@ impl World {
             dirty_pools: BTreeSet::new(),
             dirty_sets: BTreeSet::new(),
             sets: Arc::default(),
+            is_told: false,
             generations: HashMap::new(),
             recomputed: 0,
             snapshots: 0,
@@ -263,7 +266,8 @@ impl World {
         open.map(|(key, url)| (key.clone(), url.clone())).collect()
     }
 
-    /// Computes what changed, or what time changes by `now`. `true` when [`World::sets`] is another than before.
+    /// Computes what changed, or what time changes by `now`. `true` when [`World::sets`] is another than before, and when
+    /// all kinds have been listed for the first time.
     pub fn recompute(&mut self, now: Timestamp) -> bool {
         if !(self.listed[Kind::Sets.index()] && self.listed[Kind::Pools.index()]) {
             return false;
@@ -301,7 +305,8 @@ impl World {
         if let Some(sets) = sets {
             self.sets = Arc::new(sets);
         }
-        changed
+        let is_new = self.is_listed() && !std::mem::replace(&mut self.is_told, true);
+        changed || is_new
     }
 
     /// The sets as of the last computation.

@@ -54,7 +54,7 @@ use crate::{
     kubernetes::{
         api::{
             SelectorSet,
-            constants::reason,
+            constants::{event, reason},
             selector_set::{Image, Mode},
         },
         source::SelectorPod,
@@ -247,7 +247,7 @@ impl Pass<'_> {
         if changed && matches!(config_map, Outcome::Written(_)) {
             let note = "the policy document has changed; selectors follow it without a restart, but for its sections router \
                         and request_classifier";
-            done.events.push(Notice::normal(POLICY_CHANGED, "Apply", note));
+            done.events.push(Notice::normal(event::POLICY_CHANGED, "Apply", note));
         }
         self.apply(&Desired::of(&build::peers_service(set, owner))?, done).await?;
         self.apply(&Desired::of(&build::client_service(set, owner))?, done).await?;
@@ -358,17 +358,12 @@ impl Pass<'_> {
         }
         let failing = pod.failing.as_deref().unwrap_or_default();
         let note = format!("deleted pod {}, which held up the roll-out of a newer template: {failing}", pod.name);
-        done.events.push(Notice::normal(POD_REPLACED, "Unblock", note));
+        done.events.push(Notice::normal(event::POD_REPLACED, "Unblock", note));
         done.replaced_pod = Some(pod.name.to_string());
         done.writes += 1;
         Ok(())
     }
 }
-
-/// Reason of the Event about a changed policy.
-pub const POLICY_CHANGED: &str = "PolicyChanged";
-/// Reason of the Event about a pod that held up a roll-out.
-pub const POD_REPLACED: &str = "PodReplaced";
 
 fn view(live: Value) -> Result<StatefulSetView, Error> {
     Ok(StatefulSetView::of(&serde_json::from_value(live)?))

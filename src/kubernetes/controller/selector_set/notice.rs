@@ -13,7 +13,7 @@ const MAX_NOTE: usize = 1000;
 pub struct Notice {
     /// Something is wrong.
     pub is_warning: bool,
-    /// One of [`crate::kubernetes::api::constants::reason`].
+    /// One of [`crate::kubernetes::api::constants::reason`] or [`crate::kubernetes::api::constants::event`].
     pub reason: &'static str,
     /// What the operator was doing.
     pub action: &'static str,

@@ -237,7 +237,7 @@ async fn a_pod_that_holds_up_a_roll_out_is_deleted() {
     assert_eq!(done.replaced_pod, None, "the pod of that name is another one by now");
     let done = reconcile(&context, set(json!({})), &[pod(1)]).await.unwrap();
     assert_eq!(done.replaced_pod.as_deref(), Some("fleet-1"));
-    assert_eq!(done.events[0].reason, POD_REPLACED);
+    assert_eq!(done.events[0].reason, event::POD_REPLACED);
     assert!(cluster.get("pods/fleet-1").is_none() && cluster.get("pods/fleet-2").is_some());
 }
 

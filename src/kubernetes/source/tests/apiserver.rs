@@ -96,6 +96,13 @@ impl Apiserver {
         self.0.lock().faults.entry(plural).or_default().push_back(fault);
     }
 
+    /// Nothing fails any more.
+    pub(super) fn heal(&self) {
+        let mut inner = self.0.lock();
+        inner.faults.clear();
+        inner.closed = None;
+    }
+
     /// Ends the watches of a kind.
     pub(in crate::kubernetes) fn cut(&self, plural: &str) {
         self.0.lock().watchers.retain(|(of, _)| *of != plural);

@@ -140,7 +140,8 @@ async fn an_apiserver_that_fails_for_long_is_asked_seldom() {
     let watches = |server: &Apiserver| (0..1000).for_each(|_| server.fault("pods", Fault::Watch(500)));
     let gone = |server: &Apiserver| (0..1000).for_each(|_| server.fault("pods", Fault::Watch(410)));
     let closed = |server: &Apiserver| server.0.lock().closed = Some("pods");
-    let faults: [(&str, &dyn Fn(&Apiserver)); 4] = [
+    type Break<'a> = &'a dyn Fn(&Apiserver);
+    let faults: [(&str, Break<'_>); 4] = [
         ("lists", &|s| {
             gone_once(s);
             lists(s)
@@ -161,10 +162,7 @@ async fn an_apiserver_that_fails_for_long_is_asked_seldom() {
         // A list of five pods is three pages.
         assert!(asked > MINUTES && asked <= 35 * MINUTES, "{name}: {asked} requests in {MINUTES} minutes");
         assert_eq!(count(&running.sets.borrow_and_update()), Some(5), "{name}: the catalog is kept");
-        let mut inner = server.0.lock();
-        inner.faults.clear();
-        inner.closed = None;
-        drop(inner);
+        server.heal();
         one_more(&server);
         running.workers(6, Some(5)).await;
     }
