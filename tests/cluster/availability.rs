@@ -62,7 +62,14 @@ fn clients_notice_no_change_of_the_selectors(ns: &Namespace) {
     managed::apply_set(ns, &spec);
     step(&load, "another image", || {
         wait_until("pods of the other image", || {
-            let images = ns.try_kubectl(&["get", "pods", "-l", SELECTORS, "-o", "jsonpath={.items[*].spec.containers[*].image}"])?;
+            let images = ns.try_kubectl(&[
+                "get",
+                "pods",
+                "-l",
+                SELECTORS,
+                "-o",
+                "jsonpath={.items[*].spec.containers[*].image}",
+            ])?;
             let images: Vec<&str> = images.split_whitespace().collect();
             if images == [cluster.other_image(); 2] { Ok(()) } else { Err(format!("{images:?}")) }
         });
@@ -115,7 +122,8 @@ fn equal_load(ns: &Namespace) {
     const HELD: u64 = 12;
     let service = ns.service_ip("fleet");
     for n in 0..HELD {
-        let body = json!({"model_name": manifests::MODEL, "selection_id": format!("held-{n}"), "token_ids": [n, 1, 2, 3]});
+        let body =
+            json!({"model_name": manifests::MODEL, "selection_id": format!("held-{n}"), "token_ids": [n, 1, 2, 3]});
         let answer = call(service, 8092, "POST", "/select_and_reserve", Some(&body)).unwrap();
         assert!(answer.is_success(), "{}", answer.text());
     }

@@ -87,7 +87,13 @@ fn write_nothing_idle_and_little_for_a_change(ns: &Namespace) {
     assert!(beats > 0, "the audit log shows what the operator does");
 
     little_for(ns, "another policy", || {
-        ns.kubectl(&["patch", "sset/fleet", "--type=merge", "-p", r#"{"spec": {"router": {"policy": "least-loaded"}}}"#]);
+        ns.kubectl(&[
+            "patch",
+            "sset/fleet",
+            "--type=merge",
+            "-p",
+            r#"{"spec": {"router": {"policy": "least-loaded"}}}"#,
+        ]);
         wait_until("the ConfigMap", || {
             let map = ns.object("configmap", "fleet-policy")?.ok_or("none")?;
             if map["data"].to_string().contains("least-loaded") { Ok(()) } else { Err(map["data"].to_string()) }
@@ -121,7 +127,13 @@ fn write_nothing_idle_and_little_for_a_change(ns: &Namespace) {
         });
     });
     little_for(ns, "a hand on what the operator owns", || {
-        ns.kubectl(&["patch", "service/fleet", "--type=json", "-p", r#"[{"op": "remove", "path": "/metadata/labels/a"}]"#]);
+        ns.kubectl(&[
+            "patch",
+            "service/fleet",
+            "--type=json",
+            "-p",
+            r#"[{"op": "remove", "path": "/metadata/labels/a"}]"#,
+        ]);
         wait_until("the label again", || {
             let service = ns.object("service", "fleet")?.ok_or("none")?;
             if service["metadata"]["labels"]["a"] == "b" { Ok(()) } else { Err(service["metadata"].to_string()) }
