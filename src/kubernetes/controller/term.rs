@@ -63,6 +63,8 @@ use crate::kubernetes::{
 const TICK: Duration = Duration::from_millis(200);
 /// SelectorSets that are reconciled at once.
 const RECONCILES: u16 = 4;
+/// Pause before a deleted set that is still there is let go again.
+const LET_GO_AGAIN: Duration = Duration::from_secs(5);
 /// Longest wait for the reconciles at the end of a term.
 const LAST_RECONCILES: Duration = Duration::from_secs(20);
 
@@ -105,6 +107,8 @@ pub(super) struct Term {
     passes: Arc<selector_set::Context>,
     recorder: Recorder,
     writer: Writer,
+    /// Deleted sets that were let go, by UID, and when.
+    let_go: BTreeMap<String, Instant>,
 }
 
 impl Term {
@@ -112,7 +116,8 @@ impl Term {
         let recorder = Recorder::new(options.client.clone(), options.reporter.clone());
         let writer = Writer::new(options.client.clone());
         let passes = Arc::new(selector_set::Context::new(options.client.clone(), options.sets.clone()));
-        Self { options, epoch, stop, known: Arc::default(), passes, recorder, writer }
+        let known = Arc::default();
+        Self { options, epoch, stop, known, passes, recorder, writer, let_go: BTreeMap::new() }
     }
 
     /// Leads until the token ends it.
@@ -163,6 +168,8 @@ impl Term {
             if stale || seen != mark || self.writer.is_open() {
                 self.tell(&now, &fleets.views());
             }
+            // By the clock too: a set goes after a while even when nothing happens.
+            self.let_go(&now, &fleets);
             (mark, stale) = (seen, false);
         };
         self.options.health.rest();
@@ -199,7 +206,6 @@ impl Term {
             });
             if let Some(facts) = facts {
                 self.tell_set(facts, now, time);
-                self.free(facts, time);
             }
             for outcome in state.pools.values() {
                 self.tell_pool(facts, outcome, now, time);
@@ -231,10 +237,22 @@ impl Term {
         self.writer.offer(key, uid, json(&outcome.object.status), wanted, now);
     }
 
-    /// Lets a deleted External set go once its selectors have given up its workers.
-    fn free(&self, facts: Facts<'_>, time: Timestamp) {
-        if external::may_go(facts.object, facts.fleet, time) {
-            let (client, set) = (self.options.client.clone(), facts.object.clone());
+    /// Lets deleted External sets go once their selectors have given up their workers, or have had the time to.
+    fn let_go(&mut self, sets: &Sets, fleets: &Fleets) {
+        let leaving = |state: &SetState| state.object.as_deref().is_some_and(external::is_leaving);
+        if !sets.values().any(|state| leaving(state)) {
+            return;
+        }
+        let (now, time, views) = (Instant::now(), whole_second(), fleets.views());
+        self.let_go.retain(|_, at| now.duration_since(*at) < LET_GO_AGAIN);
+        for (key, state) in sets {
+            let Some(set) = state.object.as_deref().filter(|set| external::may_go(set, views.get(key), time)) else {
+                continue;
+            };
+            if self.let_go.insert(set.uid().unwrap_or_default(), now).is_some() {
+                continue;
+            }
+            let (client, set) = (self.options.client.clone(), set.clone());
             tokio::spawn(async move {
                 if let Err(error) = external::write(client, &set, false).await {
                     tracing::warn!(error = %DisplayChain(&error), set = set.name_any(), "the set cannot go yet");
@@ -338,7 +356,8 @@ async fn reconcile(
     // An object that cannot be read is told by the source; a change of it wakes this again.
     let Ok(set) = &object.0 else { return Ok(Action::await_change()) };
     let key = SetKey::new(set.namespace().unwrap_or_default(), set.name_any());
-    if set.metadata.deletion_timestamp.is_some() {
+    // One in mode External that is leaving is still asked for its token: its selectors want it.
+    if set.metadata.deletion_timestamp.is_some() && !external::is_leaving(set) {
         return Ok(Action::await_change());
     }
     if external::needs_finalizer(set) {

@@ -11,8 +11,8 @@
 //!
 //! Invariants: a policy that cannot be used is never written; the last good one stays, or the built-in policy where there
 //! was none. While a Secret is missing or the spec is wrong, the StatefulSet stays as it is: what runs goes on running.
-//! Of a set of mode External nothing is built. A set that is being deleted is left alone: the garbage collector takes what
-//! it controls.
+//! Of a set of mode External nothing is built, and what it names is read to its end. A Managed set that is being deleted is
+//! left alone: the garbage collector takes what it controls.
 
 pub mod build;
 mod dereference;
@@ -170,7 +170,7 @@ impl Context {
 /// The apiserver cannot be asked or fails; [`Error::backoff`] says when to try again.
 pub async fn reconcile(context: &Context, set: Arc<SelectorSet>, pods: &[SelectorPod]) -> Result<Reconciled, Error> {
     let mut done = Reconciled::default();
-    if set.metadata.deletion_timestamp.is_some() {
+    if set.metadata.deletion_timestamp.is_some() && set.spec.mode == Mode::Managed {
         return Ok(done);
     }
     let mut found = dereference(&context.client, &context.kinds, &set).await?;
