@@ -135,6 +135,8 @@ impl RemoteClient {
             .redirect(reqwest::redirect::Policy::none())
             .connect_timeout(CONNECT_TIMEOUT)
             .tcp_nodelay(true)
+            // A cut network on a connection that stands is noticed by what is not acknowledged, not by a slow answer.
+            .tcp_user_timeout(CALL_TIMEOUT)
             .pool_idle_timeout(Duration::from_secs(60))
             .build()
             .map_err(|e| e.to_string())?;
