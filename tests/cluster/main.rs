@@ -3,11 +3,16 @@
 //! `POINTSMAN_CLUSTER` names the state folder that `tests/cluster/up.sh` printed. Without it every trial is ignored, or, with
 //! `POINTSMAN_CLUSTER_REQUIRED`, the run fails. See `tests/cluster/README.md`.
 
+mod availability;
 mod chart;
 mod cluster_is_real;
 mod crds;
 mod harness;
+mod managed;
+mod operators;
 mod plain_selectors;
+mod quickstart;
+mod rights;
 
 use std::process::ExitCode;
 
@@ -21,7 +26,16 @@ const THREADS: usize = 3;
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
     arguments.test_threads.get_or_insert(THREADS);
-    let trials = [chart::trials(), cluster_is_real::trials(), crds::trials(), plain_selectors::trials()]
+    let trials = [
+        availability::trials(),
+        chart::trials(),
+        cluster_is_real::trials(),
+        crds::trials(),
+        operators::trials(),
+        plain_selectors::trials(),
+        quickstart::trials(),
+        rights::trials(),
+    ]
         .into_iter()
         .flatten()
         .collect();

@@ -1,7 +1,11 @@
 //! Writing statuses: only differences, and not every step of a change.
 //!
-//! Invariants: a status is written when it has been the same for [`SETTLE`], or has been changing for [`LONGEST`]; one
-//! write an object at a time; one that fails is tried again after a growing pause, with what is true by then.
+//! A change of a set goes through many states: pods come, become ready, get their catalog, their peers. Its end is told at
+//! once, what lies between only when it takes long, so that a change costs an object three writes or fewer.
+//!
+//! Invariants: a status that tells of nothing under way is written when it has been the same for [`SETTLE`]; any other when
+//! it has differed for [`LONGEST`]; both grow with the writes of one change. One write an object at a time; one that fails
+//! is tried again after a growing pause, with what is true by then.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -17,12 +21,16 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use crate::kubernetes::api::constants::FIELD_MANAGER;
+use crate::kubernetes::api::constants::{FIELD_MANAGER, condition, reason};
 
-/// How long a status stays the same before it is written.
-pub const SETTLE: Duration = Duration::from_millis(400);
-/// How long it may go on changing.
-pub const LONGEST: Duration = Duration::from_secs(2);
+/// How long a status stays the same before it is written, by the writes that its change has had.
+pub const SETTLE: [Duration; 4] =
+    [Duration::from_millis(400), Duration::from_millis(400), Duration::from_secs(2), Duration::from_secs(5)];
+/// How long it may go on changing, likewise.
+pub const LONGEST: [Duration; 4] =
+    [Duration::from_secs(2), Duration::from_secs(10), Duration::from_secs(20), Duration::from_secs(30)];
+/// A difference this long after the last write belongs to another change.
+const CALM: Duration = Duration::from_secs(30);
 /// Longest time for one write.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a written status may be missing from what is watched before it is written again.
@@ -68,8 +76,53 @@ struct Entry {
     wanted: Value,
     wanted_since: Instant,
     differs_since: Option<Instant>,
+    /// Writes that the present change has had.
+    writes: usize,
     retry: Option<(Instant, Duration)>,
     in_flight: bool,
+}
+
+impl Entry {
+    /// Takes note of whether there is something to be written.
+    fn compare(&mut self, now: Instant) {
+        if self.wanted == self.known {
+            self.differs_since = None;
+            return;
+        }
+        let is_new = self.differs_since.is_none() && now.duration_since(self.known_since) >= CALM;
+        // Somebody changed the spec, and waits for an answer.
+        if is_new || self.wanted.get("observedGeneration") != self.known.get("observedGeneration") {
+            self.writes = 0;
+        }
+        self.differs_since.get_or_insert(now);
+    }
+
+    fn is_due(&self, now: Instant) -> bool {
+        let Some(since) = self.differs_since else { return false };
+        let nth = |pauses: &[Duration; 4]| pauses[self.writes.min(pauses.len() - 1)];
+        let is_over = is_settled(&self.wanted) && now.duration_since(self.wanted_since) >= nth(&SETTLE);
+        let is_late = now.duration_since(since) >= nth(&LONGEST);
+        (is_over || is_late) && !self.in_flight && self.retry.is_none_or(|(at, _)| at <= now)
+    }
+}
+
+/// Whether a status tells of nothing under way: what is there is what is wanted, and known everywhere.
+fn is_settled(status: &Value) -> bool {
+    let whole = |field: &str| match status.get(field).and_then(Value::as_str).and_then(|text| text.split_once('/')) {
+        Some((part, all)) => part == all,
+        None => true,
+    };
+    let conditions = conditions_of(status);
+    let is = |kind: &str, wanted: &str| conditions.iter().all(|c| c.type_ != kind || c.status == wanted);
+    let wired =
+        conditions.iter().any(|c| c.type_ == condition::PEERS_WIRED && c.reason == reason::REPLICA_SYNC_DISABLED);
+    let empty = conditions.iter().any(|c| c.type_ == condition::AVAILABLE && c.reason == reason::SCALED_TO_ZERO);
+    whole("readyOfReplicas")
+        && whole("schedulableOfDiscovered")
+        && is(condition::PROGRESSING, "False")
+        && (empty || is(condition::CATALOG_SYNCED, "True"))
+        && (empty || wired || is(condition::PEERS_WIRED, "True"))
+        && is(condition::SYNCED, "True")
 }
 
 /// Counts of writes.
@@ -117,6 +170,7 @@ impl Writer {
             wanted: live.clone(),
             wanted_since: now,
             differs_since: None,
+            writes: 0,
             retry: None,
             in_flight: false,
         });
@@ -129,11 +183,7 @@ impl Writer {
             entry.wanted = wanted;
             entry.wanted_since = now;
         }
-        if entry.wanted == entry.known {
-            entry.differs_since = None;
-        } else {
-            entry.differs_since.get_or_insert(now);
-        }
+        entry.compare(now);
     }
 
     /// Forgets objects that `stays` does not hold.
@@ -153,12 +203,7 @@ impl Writer {
             done.extend(self.take(key, value, outcome, now));
         }
         let free = MAX_WRITES.saturating_sub(self.writes.len());
-        let due = |entry: &Entry| {
-            let Some(since) = entry.differs_since else { return false };
-            let settled = now.duration_since(entry.wanted_since) >= SETTLE || now.duration_since(since) >= LONGEST;
-            settled && !entry.in_flight && entry.retry.is_none_or(|(at, _)| at <= now)
-        };
-        for (key, entry) in self.entries.iter_mut().filter(|(_, e)| due(e)).take(free) {
+        for (key, entry) in self.entries.iter_mut().filter(|(_, e)| e.is_due(now)).take(free) {
             entry.in_flight = true;
             let (client, key, status) = (self.client.clone(), key.clone(), entry.wanted.clone());
             self.writes.spawn(async move {
@@ -179,6 +224,7 @@ impl Writer {
                 entry.known = value;
                 entry.known_since = now;
                 entry.retry = None;
+                entry.writes += 1;
                 entry.differs_since = (entry.known != entry.wanted).then_some(now);
                 let after = conditions_of(&entry.known);
                 Some(Written { key, uid: entry.uid.clone(), before, after })
@@ -228,5 +274,115 @@ async fn write(client: Client, key: &ObjectKey, status: &Value) -> Result<(), St
         Ok(Err(kube::Error::Api(status))) if status.is_not_found() => Ok(()),
         Ok(Err(error)) => Err(error.to_string()),
         Err(_) => Err("no answer in time".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(ready: &str, progressing: &str) -> Value {
+        let of = |kind: &str, status: &str| {
+            let time = "2026-01-01T00:00:00Z";
+            json!({"type": kind, "status": status, "reason": "R", "message": "", "lastTransitionTime": time})
+        };
+        let conditions = [of("Progressing", progressing), of("CatalogSynced", "True"), of("PeersWired", "True")];
+        json!({"observedGeneration": 1, "readyOfReplicas": ready, "conditions": conditions})
+    }
+
+    fn entry(known: Value, now: Instant) -> Entry {
+        Entry {
+            uid: "u".to_owned(),
+            wanted: known.clone(),
+            known,
+            known_since: now,
+            wanted_since: now,
+            differs_since: None,
+            writes: 0,
+            retry: None,
+            in_flight: false,
+        }
+    }
+
+    impl Entry {
+        fn want(&mut self, wanted: Value, now: Instant) {
+            self.wanted = wanted;
+            self.wanted_since = now;
+            self.compare(now);
+        }
+
+        fn written(&mut self, now: Instant) {
+            self.known = self.wanted.clone();
+            self.known_since = now;
+            self.writes += 1;
+            self.differs_since = None;
+        }
+    }
+
+    /// Half-second steps; the times at which a write is due, which is then made.
+    fn times(entry: &mut Entry, start: Instant, states: &[(u64, Value)], until: u64) -> Vec<u64> {
+        let mut times = Vec::new();
+        for step in 0..until * 2 {
+            let now = start + Duration::from_millis(500 * step);
+            if let Some((_, state)) = states.iter().find(|(at, _)| at * 2 == step) {
+                entry.want(state.clone(), now);
+            }
+            entry.compare(now);
+            if entry.is_due(now) {
+                times.push(step / 2);
+                entry.written(now);
+            }
+        }
+        times
+    }
+
+    #[test]
+    fn the_end_of_a_change_is_told_at_once_and_little_before_it() {
+        let start = Instant::now();
+        let mut quick = entry(status("2/2", "False"), start);
+        let states = [(0, status("2/3", "True")), (1, status("2/3", "False")), (2, status("3/3", "False"))];
+        assert_eq!(times(&mut quick, start, &states, 60), [2]);
+
+        let mut slow = entry(status("2/2", "False"), start);
+        let mut states: Vec<_> = (0..9).map(|n| (n, status(&format!("2/3 {n}"), "True"))).collect();
+        states.push((9, status("3/3", "False")));
+        assert_eq!(times(&mut slow, start, &states, 60), [2, 9]);
+    }
+
+    #[test]
+    fn what_never_ends_is_told_ever_more_seldom() {
+        let start = Instant::now();
+        let mut flapping = entry(status("3/3", "False"), start);
+        let states: Vec<_> = (0..120).map(|n| (n, status(&format!("{n}/999"), "True"))).collect();
+        let told = times(&mut flapping, start, &states, 120);
+        assert!((4..=6).contains(&told.len()), "{told:?}");
+    }
+
+    #[test]
+    fn another_generation_is_another_change() {
+        let start = Instant::now();
+        let mut entry = entry(status("3/3", "False"), start);
+        entry.writes = 3;
+        let mut other = status("3/3", "True");
+        other["observedGeneration"] = json!(2);
+        entry.want(other, start);
+        assert!(!entry.is_due(start + SETTLE[0]), "something is under way");
+        assert!(entry.is_due(start + LONGEST[0]));
+    }
+
+    #[test]
+    fn nothing_is_under_way_in_a_set_that_is_asleep_or_alone() {
+        let with = |kind: &str, status: &str, reason: &str| {
+            json!({"readyOfReplicas": "0/0", "conditions": [
+                {"type": "PeersWired", "status": "False", "reason": "ReplicaSyncDisabled", "message": "",
+                 "lastTransitionTime": "2026-01-01T00:00:00Z"},
+                {"type": kind, "status": status, "reason": reason, "message": "",
+                 "lastTransitionTime": "2026-01-01T00:00:00Z"},
+            ]})
+        };
+        assert!(is_settled(&with("CatalogSynced", "True", "CatalogApplied")));
+        assert!(is_settled(&with("Available", "False", "ScaledToZero")));
+        assert!(!is_settled(&with("CatalogSynced", "False", "CatalogBehind")));
+        assert!(!is_settled(&json!({"schedulableOfDiscovered": "2/3"})));
     }
 }
