@@ -95,6 +95,11 @@ impl Cluster {
         &self.state
     }
 
+    /// Folder of kubectl and helm.
+    pub fn programs(&self) -> &Path {
+        &self.bin
+    }
+
     /// The administrator's kubeconfig.
     pub fn kubeconfig(&self) -> PathBuf {
         self.state.join("kubeconfig")
