@@ -19,6 +19,7 @@ pub fn trials() -> Vec<Trial> {
     vec![
         trial("endings::touches_of_others_cause_no_writes", touches_of_others_cause_no_writes),
         trial("endings::sets_that_were_leaving_when_the_operator_came", sets_that_were_leaving_when_the_operator_came),
+        trial("endings::a_set_whose_selectors_do_not_answer", a_set_whose_selectors_do_not_answer),
         trial("endings::the_operator_goes_first", the_operator_goes_first),
         trial("endings::the_namespace_with_everything", the_namespace_with_everything),
     ]
@@ -90,47 +91,65 @@ fn touches_of_others_cause_no_writes(ns: &Namespace) {
     assert!(reads <= 14 * 5 * TOUCHES as usize, "{reads} reads");
 }
 
+/// Somebody's finalizer holds a set until the operator is there, as one of ours would that an earlier operator left.
+fn held(mut set: Value, finalizer: &str) -> Value {
+    set["metadata"]["finalizers"] = json!([finalizer]);
+    set
+}
+
 fn sets_that_were_leaving_when_the_operator_came(ns: &Namespace) {
+    const FOREIGN: &str = "trial.example/held";
     ns.cluster().apply_crds();
-    // Somebody's finalizer holds them until the operator is there, as one of ours would that an earlier operator left.
-    let held = |mut set: Value| {
-        set["metadata"]["finalizers"] = json!([FINALIZER]);
-        set
-    };
     let secret = json!({"adminTokenSecretRef": {"name": "none", "key": "token"}});
-    let sets = [
-        held(external("without-pods", &json!({}))),
-        held(external("without-its-secret", &secret)),
-        held(external("with-pods-that-do-not-answer", &json!({}))),
-    ];
-    ns.apply(&manifests::list(&sets));
-    // A pod that nobody runs, at an address that nobody has.
-    ns.apply(&silent_selector("with-pods-that-do-not-answer").to_string());
-    let status = manifests::unbacked_status("10.88.255.250", "1234", true).to_string();
-    ns.kubectl(&["patch", "pod", "silent", "--subresource=status", "--type=merge", "-p", &status]);
     let mut managed = external("managed", &json!({}));
     managed["spec"] = json!({"replicas": 1});
-    managed["metadata"]["finalizers"] = json!(["trial.example/held"]);
-    ns.apply(&managed.to_string());
-    let names = ["without-pods", "without-its-secret", "with-pods-that-do-not-answer"];
-    for name in names.iter().chain(&["managed"]) {
+    let sets = [
+        held(external("without-pods", &json!({})), FINALIZER),
+        // The last to go, so that its time is all that happens then.
+        held(external("without-its-secret", &secret), FINALIZER),
+        held(managed, FOREIGN),
+    ];
+    ns.apply(&manifests::list(&sets));
+    for name in ["without-pods", "without-its-secret", "managed"] {
         ns.kubectl(&["delete", "selectorset", name, "--wait=false"]);
     }
     let audit = AuditLog::from_now(ns.cluster());
     let _operator = ns.install_operator(&[]);
     let started = Instant::now();
-    for name in names {
+    for name in ["without-pods", "without-its-secret"] {
         within(END, &format!("the end of {name}"), || is_gone(ns, "selectorset", name));
         println!("{name} went after {:?}", started.elapsed());
     }
     let managed = ns.object("selectorset", "managed").unwrap().expect("it is held");
-    assert_eq!(managed["metadata"]["finalizers"], json!(["trial.example/held"]));
+    assert_eq!(managed["metadata"]["finalizers"], json!([FOREIGN]));
     assert!(ns.object("statefulset", "managed").unwrap().is_none(), "something was made for a set that goes");
     ns.kubectl(&["patch", "selectorset", "managed", "--type=merge", "-p", r#"{"metadata": {"finalizers": null}}"#]);
     within(END, "the end of the set that was held", || is_gone(ns, "selectorset", "managed"));
     let account = ns.operator_account();
     let refused = audit.requests().by_service_account(ns.name(), account).answered(403);
     assert!(refused.is_empty(), "{refused:?}");
+}
+
+fn a_set_whose_selectors_do_not_answer(ns: &Namespace) {
+    let _operator = ns.install_operator(&[]);
+    ns.apply(&external("deaf", &json!({})).to_string());
+    // A pod that nobody runs, at an address that nobody has.
+    ns.apply(&silent_selector("deaf").to_string());
+    let status = manifests::unbacked_status("10.88.255.250", "1234", true).to_string();
+    ns.kubectl(&["patch", "pod", "silent", "--subresource=status", "--type=merge", "-p", &status]);
+    wait_for_finalizer(ns, "deaf");
+    wait_until("a status that says so", || {
+        let set = ns.object("selectorset", "deaf")?.ok_or("no set")?;
+        let all = set["status"]["conditions"].as_array().into_iter().flatten();
+        let is_named = all.into_iter().any(|c| c["type"] == "CatalogSynced" && c["reason"] == "SelectorUnreachable");
+        if is_named { Ok(()) } else { Err(set["status"].to_string()) }
+    });
+    let started = Instant::now();
+    for _ in 0..2 {
+        ns.kubectl(&["delete", "selectorset", "deaf", "--wait=false"]);
+    }
+    within(END, "its end", || is_gone(ns, "selectorset", "deaf"));
+    println!("it went after {:?}", started.elapsed());
 }
 
 /// A pod `silent` that no kubelet runs and no garbage collector takes: it waits for a scheduler that there is not.
@@ -178,7 +197,8 @@ fn the_namespace_with_everything(ns: &Namespace) {
     let mut left = String::new();
     within(END, "the end of all but what waits for the operator", || {
         left = inner.try_kubectl(&["get", "sset,mp,pods,sts,svc,cm,pdb,netpol", "-o", "name", "--ignore-not-found"])?;
-        let only_waits = left.lines().all(|name| name == "selectorset.pointsman.dev/sidecars" || name.contains("kube-root-ca"));
+        let only_waits =
+            left.lines().all(|name| name == "selectorset.pointsman.dev/sidecars" || name.contains("kube-root-ca"));
         if only_waits { Ok(()) } else { Err(left.clone()) }
     });
     println!("left after {:?}: {left}", started.elapsed());
