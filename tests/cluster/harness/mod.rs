@@ -13,6 +13,7 @@ mod cluster;
 mod command;
 mod evidence;
 mod faults;
+mod fleet;
 mod http;
 pub mod manifests;
 mod namespace;
@@ -26,6 +27,7 @@ pub use self::{
     booking::{Booker, BookingLoad, Failure, Report},
     cluster::{Cluster, Component},
     faults::{Cordon, Cut, kill_container, reaches, reset_container},
+    fleet::{Fleet, Known, Workers, condition, id_at, pool, selector_set},
     http::{Answer, call},
     namespace::{HelmRelease, Namespace, PodFacts},
     operator::chart,
