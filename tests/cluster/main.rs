@@ -7,12 +7,15 @@ mod availability;
 mod chart;
 mod cluster_is_real;
 mod crds;
+mod engines;
 mod harness;
 mod managed;
 mod operators;
 mod plain_selectors;
 mod quickstart;
 mod rights;
+mod sidecars;
+mod workers;
 
 use std::process::ExitCode;
 
@@ -31,14 +34,17 @@ fn main() -> ExitCode {
         chart::trials(),
         cluster_is_real::trials(),
         crds::trials(),
+        engines::trials(),
         operators::trials(),
         plain_selectors::trials(),
         quickstart::trials(),
         rights::trials(),
+        sidecars::trials(),
+        workers::trials(),
     ]
-        .into_iter()
-        .flatten()
-        .collect();
+    .into_iter()
+    .flatten()
+    .collect();
     if let Some(reason) = Cluster::missing()
         && !arguments.list
     {
