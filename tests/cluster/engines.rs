@@ -52,6 +52,8 @@ fn engines(folder: &str) -> Value {
     let container = &mut template["spec"]["containers"][0];
     container["env"].as_array_mut().expect("a list").push(json!({"name": "VLLM_ENV", "value": folder}));
     container["readinessProbe"] = json!({"httpGet": {"path": "/health", "port": "http"}, "periodSeconds": 2});
+    // A Service called vllm would give it a VLLM_PORT that it cannot read.
+    template["spec"]["enableServiceLinks"] = json!(false);
     // Its processes share memory.
     template["spec"]["volumes"]
         .as_array_mut()
