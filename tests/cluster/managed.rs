@@ -61,6 +61,11 @@ pub fn condition(object: &Value, kind: &str) -> String {
 /// present specs; what the selectors agree on.
 #[track_caller]
 pub fn wait_until_well(ns: &Namespace, selectors: usize, workers: usize) -> Agreement {
+    let all = format!("{workers}/{workers}");
+    wait_until(&format!("{workers} workers"), || {
+        let pool = ns.object("modelpool", "pool")?.ok_or("no pool")?;
+        if pool["status"]["schedulableOfDiscovered"] == *all { Ok(()) } else { Err(pool["status"].to_string()) }
+    });
     let agreed = ns.wait_for_agreement(SELECTORS, selectors, &owner(ns));
     assert_eq!(agreed.workers.len(), workers, "{agreed:?}");
     wait_until("statuses that say so", || {
@@ -71,7 +76,7 @@ pub fn wait_until_well(ns: &Namespace, selectors: usize, workers: usize) -> Agre
             && ["Accepted", "WorkersDiscovered", "Synced"].iter().all(|kind| condition(&pool, kind) == "True")
             && [&set, &pool].iter().all(|o| o["status"]["observedGeneration"] == o["metadata"]["generation"])
             && set["status"]["readyOfReplicas"] == format!("{selectors}/{selectors}")
-            && pool["status"]["schedulableOfDiscovered"] == format!("{workers}/{workers}");
+            && pool["status"]["schedulableOfDiscovered"] == *all;
         let rows: Vec<&Value> = set["status"]["selectors"].as_array().into_iter().flatten().collect();
         let digests: BTreeSet<&str> = rows.iter().filter_map(|row| row["digest"].as_str()).collect();
         let agrees = rows.len() == selectors && digests.len() == 1 && digests.contains(&*agreed.digest);

@@ -34,6 +34,8 @@ const OPERATOR: &str = "pointsman-controller";
 const OPERATORS: &str = "app.kubernetes.io/component=controller";
 /// Most writes of one object for one change of a user's.
 const MOST_WRITES: usize = 3;
+/// How long a Lease lasts without a sign of life.
+const LEASE: Duration = Duration::from_secs(15);
 /// Without a write for so long, a change is over: longer than any pause that the operator makes between two.
 const QUIET: Duration = Duration::from_secs(6);
 
@@ -259,7 +261,7 @@ fn one_of_two_leads(ns: &Namespace) {
     ns.kubectl(&["delete", "pod", &leader(ns).name, "--wait=false"]);
     let took = wait_for_another(ns, &before);
     println!("another leads {:.1} s after a deletion", took.as_secs_f64());
-    assert!(took < Duration::from_secs(10), "the Lease was not given back: {took:?}");
+    assert!(took < LEASE, "the Lease was not given back: {took:?}");
     last = well_again(ns, last);
 
     // One that stands still for longer than its Lease comes back as one that does not lead.
