@@ -48,9 +48,9 @@ fn workers(selector: &PodFacts) -> Result<Workers, String> {
     Ok(list.as_array().into_iter().flatten().filter_map(row).collect())
 }
 
-/// Waits until every selector has `count` workers that take bookings, none of which is in `gone`, and all agree.
+/// Waits until every selector has `count` workers that take bookings, none of which is in `gone`.
 #[track_caller]
-fn wait_for_workers(ns: &Namespace, selectors: usize, count: usize, gone: &[u64]) -> BTreeSet<u64> {
+fn wait_for_workers(ns: &Namespace, count: usize, gone: &[u64]) {
     wait_until(&format!("{count} workers without {gone:?}"), || {
         for pod in ns.try_pods(managed::SELECTORS)? {
             let found = workers(&pod)?;
@@ -61,6 +61,12 @@ fn wait_for_workers(ns: &Namespace, selectors: usize, count: usize, gone: &[u64]
         }
         Ok(())
     });
+}
+
+/// The same, and all agree while nobody books; the workers.
+#[track_caller]
+fn settle(ns: &Namespace, selectors: usize, count: usize, gone: &[u64]) -> BTreeSet<u64> {
+    wait_for_workers(ns, count, gone);
     managed::wait_until_well(ns, selectors, count).workers.into_iter().map(|(id, _)| id).collect()
 }
 
@@ -100,7 +106,7 @@ fn of_the_control_plane(ns: &Namespace) {
     let _operator = ns.install_operator(&[]);
     managed::apply(ns, &json!({"replicas": 3}), 4);
     let selectors = ns.wait_for_pods(managed::SELECTORS, 3);
-    let ids = wait_for_workers(ns, 3, 4, &[]);
+    let ids = settle(ns, 3, 4, &[]);
     let engines = ns.wait_for_pods("app=engines", 4);
     let (before, audit) = (since(ns), AuditLog::from_now(cluster));
     let victim = &engines[0];
@@ -133,7 +139,7 @@ fn of_the_control_plane(ns: &Namespace) {
         Ok(())
     });
     println!("the worker that went during an outage of {seconds} s was gone {:?} after it", back.elapsed());
-    wait_for_workers(ns, 3, 4, &[victim_id]);
+    wait_for_workers(ns, 4, &[victim_id]);
     assert_kept(&selectors, &others, "when all was well again");
     let after = since(ns);
     for kind in ["Available", "PeersWired", "Degraded", "Progressing"] {
@@ -149,11 +155,12 @@ fn of_the_control_plane(ns: &Namespace) {
 
     cluster.without(Component::Etcd, || load.wait_for_bookings(200));
     ns.kubectl(&["scale", "deployment/engines", "--replicas=5"]);
-    let ids = wait_for_workers(ns, 3, 5, &[victim_id]);
-    assert!(others.is_subset(&ids), "{others:?} {ids:?}");
+    wait_for_workers(ns, 5, &[victim_id]);
     let report = load.finish();
     println!("{report}");
     report.assert_clean(200);
+    let ids = settle(ns, 3, 5, &[victim_id]);
+    assert!(others.is_subset(&ids), "{others:?} {ids:?}");
     let restarts: i32 = ns.pods(managed::SELECTORS).iter().map(|p| p.restarts).sum();
     assert_eq!(restarts, 0, "a selector has restarted");
     assert_eq!(ns.pods(managed::SELECTORS), selectors);
@@ -164,7 +171,7 @@ fn of_the_node(ns: &Namespace) {
     let _operator = ns.install_operator(&[]);
     managed::apply(ns, &json!({"replicas": 2}), 3);
     let selectors = ns.wait_for_pods(managed::SELECTORS, 2);
-    let ids = wait_for_workers(ns, 2, 3, &[]);
+    let ids = settle(ns, 2, 3, &[]);
     let node_is = |wanted: &'static str| {
         let path = "jsonpath={.items[0].status.conditions[?(@.type=='Ready')].status}";
         within(Duration::from_secs(180), &format!("a node that is {wanted}"), || {
@@ -190,7 +197,7 @@ fn of_the_node(ns: &Namespace) {
         });
     });
     node_is("ready");
-    assert_eq!(wait_for_workers(ns, 2, 3, &[]), ids, "the workers are the same as before");
+    assert_eq!(settle(ns, 2, 3, &[]), ids, "the workers are the same as before");
 }
 
 /// SelectorSet `NAME` without pods.
@@ -208,7 +215,7 @@ fn of_the_operator_while_it_writes(ns: &Namespace) {
     let _operator = ns.install_operator(&[]);
     managed::apply(ns, &json!({"replicas": 2}), 2);
     let selectors = ns.wait_for_pods(managed::SELECTORS, 2);
-    let ids = wait_for_workers(ns, 2, 2, &[]);
+    let ids = settle(ns, 2, 2, &[]);
     let operator = ns.wait_for_pods(OPERATOR, 1).remove(0);
     let audit = AuditLog::from_now(ns.cluster());
     let sets: Vec<_> = (0..SETS).map(|n| empty_set(&format!("set-{n}"))).collect();
@@ -234,7 +241,7 @@ fn of_the_operator_while_it_writes(ns: &Namespace) {
         // A set of no selectors has a budget too where the spec does not forbid it.
         if made[..3] == [SETS, 2 * SETS, SETS] { Ok(()) } else { Err(format!("{made:?}")) }
     });
-    wait_for_workers(ns, 2, 2, &[]);
+    settle(ns, 2, 2, &[]);
     // What was made by the one that was killed is not made again by the next.
     let mut twice: BTreeMap<(String, String), usize> = BTreeMap::new();
     for write in writes().answered(201).0.into_iter().chain(writes().answered(200).0) {
@@ -251,7 +258,7 @@ fn of_the_way_to_one_selector(ns: &Namespace) {
     let _operator = ns.install_operator(&[]);
     managed::apply(ns, &json!({"replicas": 3}), 2);
     let selectors = ns.wait_for_pods(managed::SELECTORS, 3);
-    let ids = wait_for_workers(ns, 3, 2, &[]);
+    let ids = settle(ns, 3, 2, &[]);
     let operator = ns.wait_for_pods(OPERATOR, 1).remove(0);
     let (cut_off, others) = selectors.split_last().expect("three selectors");
     let load = BookingLoad::new(ns.service_ip("fleet"), manifests::MODEL).start(ns.cluster());
@@ -292,8 +299,8 @@ fn of_the_way_to_one_selector(ns: &Namespace) {
     let after = healed.elapsed();
     println!("the others after {others_after:?}, the status after {told:?}, the one cut off {after:?} after the cut");
     assert!(after < Duration::from_secs(30), "{after:?}");
-    wait_for_workers(ns, 3, 3, &[]);
     let report = load.finish();
     println!("{report}");
     report.assert_clean(200);
+    settle(ns, 3, 3, &[]);
 }

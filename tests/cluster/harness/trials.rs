@@ -23,8 +23,7 @@ const CONTROLLER: &str = "-controller";
 /// A trial that keeps to its namespace.
 pub fn trial(name: &str, body: fn(&Namespace)) -> Trial {
     make(name, move |name| {
-        let peace = catch(peace)??;
-        peace.lock_shared().map_err(|e| format!("peace.lock: {e}"))?;
+        let _peace = in_peace(File::lock_shared)?;
         in_namespace(name, body)
     })
 }
@@ -32,8 +31,7 @@ pub fn trial(name: &str, body: fn(&Namespace)) -> Trial {
 /// A trial that disturbs others, such as one that ends the apiserver or drains the node: nothing else runs beside it.
 pub fn alone(name: &str, body: fn(&Namespace)) -> Trial {
     make(name, move |name| {
-        let peace = catch(peace)??;
-        peace.lock().map_err(|e| format!("peace.lock: {e}"))?;
+        let _peace = in_peace(File::lock)?;
         in_namespace(name, body)
     })
     .with_kind(ALONE)
@@ -45,10 +43,18 @@ pub fn in_order(mut trials: Vec<Trial>) -> Vec<Trial> {
     trials
 }
 
-/// The file that a trial locks, so that those of other runs on this cluster are left in peace too. Closing it unlocks it.
-fn peace() -> Result<File, String> {
-    let path = Cluster::get().state().join("run/peace.lock");
-    File::options().create(true).append(true).open(&path).map_err(|e| format!("{}: {e}", path.display()))
+/// Locks what leaves those of other runs on this cluster in peace too, until it is closed. Whoever wants to be alone keeps
+/// the door while waiting for those inside to leave, so that nobody goes in before.
+fn in_peace(lock: fn(&File) -> std::io::Result<()>) -> Result<File, String> {
+    let folder = catch(|| Cluster::get().state().join("run"))?;
+    let locked = |name: &str| {
+        let path = folder.join(name);
+        let open = File::options().create(true).append(true).open(&path);
+        let file = open.and_then(|file| lock(&file).map(|()| file));
+        file.map_err(|e| format!("{}: {e}", path.display()))
+    };
+    let _door = locked("door.lock")?;
+    locked("peace.lock")
 }
 
 fn make(name: &str, run: impl FnOnce(&str) -> Result<(), String> + Send + 'static) -> Trial {
