@@ -3,6 +3,10 @@
 
 use std::{collections::BTreeMap, fs, path::PathBuf};
 
+use kube::{
+    Api,
+    api::{ApiResource, DynamicObject, PostParams},
+};
 use libtest_mimic::Trial;
 use serde_json::{Value, json};
 
@@ -11,6 +15,7 @@ use super::harness::{Cluster, Namespace, trial, wait_until};
 pub fn trials() -> Vec<Trial> {
     vec![
         trial("crds::bad_objects_are_refused_in_words", bad_objects_are_refused_in_words),
+        trial("crds::every_bound_is_kept", every_bound_is_kept),
         trial("crds::a_mode_cannot_be_changed", a_mode_cannot_be_changed),
         trial("crds::examples_and_manifests_are_valid", examples_and_manifests_are_valid),
         trial("crds::an_upgrade_keeps_objects", an_upgrade_keeps_objects),
@@ -73,6 +78,92 @@ fn bad_objects_are_refused_in_words(ns: &Namespace) {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// A value beyond a bound, and what the apiserver says about it.
+type Beyond = (Value, String);
+
+/// Values beyond each bound that a schema has by itself.
+fn beyond(schema: &Value) -> Vec<Beyond> {
+    let mut all = Vec::new();
+    let step = |bound: &Value, by: i64| match bound.as_i64() {
+        Some(whole) => json!(whole + by),
+        None => json!(bound.as_f64().unwrap_or_default() + by as f64),
+    };
+    if let Some(least) = schema.get("minimum") {
+        all.push((step(least, -1), "should be greater than or equal to".to_owned()));
+    }
+    if let Some(most) = schema.get("maximum") {
+        all.push((step(most, 1), "should be less than or equal to".to_owned()));
+    }
+    if let Some(least) = schema["minLength"].as_u64() {
+        all.push((json!("x".repeat(least as usize - 1)), "should be at least".to_owned()));
+    }
+    if let Some(most) = schema["maxLength"].as_u64() {
+        all.push((json!("x".repeat(most as usize + 1)), "Too long".to_owned()));
+    }
+    if schema.get("enum").is_some() {
+        all.push((json!("nonsense"), "Unsupported value".to_owned()));
+    }
+    all
+}
+
+/// Every bound below a schema: the field's path, and an object that holds nothing but a value beyond it.
+fn bounds(schema: &Value, path: &str, found: &mut Vec<(String, Beyond)>) {
+    found.extend(beyond(schema).into_iter().map(|beyond| (path.to_owned(), beyond)));
+    let inner = |(inside, name, key): (&Value, String, &str)| {
+        let mut below = Vec::new();
+        bounds(inside, &name, &mut below);
+        let wrap = |value: Value| if key.is_empty() { json!([value]) } else { json!({ key: value }) };
+        below.into_iter().map(|(path, (value, said))| (path, (wrap(value), said))).collect::<Vec<_>>()
+    };
+    for (field, inside) in schema["properties"].as_object().into_iter().flatten() {
+        let name = if path.is_empty() { field.clone() } else { format!("{path}.{field}") };
+        found.extend(inner((inside, name, field)));
+    }
+    if let Some(items) = schema.get("items") {
+        found.extend(inner((items, format!("{path}[0]"), "")));
+    }
+}
+
+fn every_bound_is_kept(ns: &Namespace) {
+    let cluster = ns.cluster();
+    install(cluster);
+    let mut tried = 0;
+    for (plural, kind) in [("selectorsets", "SelectorSet"), ("modelpools", "ModelPool")] {
+        let definition = cluster.json(&["get", "crd", &format!("{plural}.pointsman.dev")]);
+        let mut found = Vec::new();
+        let schema = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"];
+        bounds(schema, "spec", &mut found);
+        for (path, (spec, said)) in found {
+            let object = json!({
+                "apiVersion": "pointsman.dev/v1alpha1",
+                "kind": kind,
+                "metadata": {"name": "beyond"},
+                "spec": spec,
+            });
+            let resource = ApiResource {
+                group: "pointsman.dev".into(),
+                version: "v1alpha1".into(),
+                api_version: "pointsman.dev/v1alpha1".into(),
+                kind: kind.into(),
+                plural: plural.into(),
+            };
+            let api: Api<DynamicObject> = Api::namespaced_with(cluster.client(), ns.name(), &resource);
+            let object: DynamicObject = serde_json::from_value(object).unwrap();
+            let parameters = PostParams { dry_run: true, ..PostParams::default() };
+            match cluster.api(api.create(&parameters, &object)) {
+                Err(words) => {
+                    let named = words.contains(&path);
+                    assert!(named && words.contains(&said), "{kind} {path}: {said:?} is expected, not {words}");
+                }
+                Ok(_) => panic!("{kind} {path}: accepted: {}", object.data),
+            }
+            tried += 1;
+        }
+    }
+    println!("{tried} bounds");
+    assert!(tried >= 60, "{tried} bounds were found");
 }
 
 fn a_mode_cannot_be_changed(ns: &Namespace) {
