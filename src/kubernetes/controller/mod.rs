@@ -130,12 +130,13 @@ pub async fn run(
             () = stop.cancelled() => None,
         };
         end.cancel();
-        match ended {
-            Some(outcome) => outcome?,
-            None => term.await?,
-        }
-        if stop.is_cancelled() {
-            break Ok(());
+        let outcome = match ended {
+            Some(outcome) => outcome,
+            None => term.await,
+        };
+        // However the term ended, the Lease is given back.
+        if outcome.is_err() || stop.is_cancelled() {
+            break outcome;
         }
     };
     elected.cancel();

@@ -141,7 +141,7 @@ impl Term {
             tokio::select! {
                 changed = sets.changed() => {
                     if changed.is_err() {
-                        break Err(ControllerError::Ended("source"));
+                        break self.ended("source");
                     }
                     stale = true;
                 }
@@ -156,7 +156,7 @@ impl Term {
                     self.options.health.beat();
                     fleets.look_for_later_epochs();
                 }
-                _ = &mut reconciles => break Err(ControllerError::Ended("reconciles")),
+                _ = &mut reconciles => break self.ended("reconciles"),
                 () = self.stop.cancelled() => break Ok(()),
             }
             let now = sets.borrow_and_update().clone();
@@ -179,6 +179,11 @@ impl Term {
             reconciles.abort();
         }
         outcome
+    }
+
+    /// What it means that a task ended: it may, with the term.
+    fn ended(&self, task: &'static str) -> Result<(), ControllerError> {
+        if self.stop.is_cancelled() { Ok(()) } else { Err(ControllerError::Ended(task)) }
     }
 
     /// Forgets what was known of sets that are gone.
