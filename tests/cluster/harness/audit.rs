@@ -129,6 +129,18 @@ impl Requests {
         self.keep(|r| r.code == code)
     }
 
+    /// Refusals that show that an operator of the namespace lacks a right. Those after its roles were taken away do not: it
+    /// still tries to give its Lease back while it is uninstalled.
+    pub fn lacks_of_operators(self, namespace: &str) -> Self {
+        let ends = |r: &&Request| r.namespace == namespace && r.verb == "delete" && r.resource == "rolebindings";
+        let end = self.0.iter().filter(ends).map(|r| r.at.clone()).min();
+        let account = format!("system:serviceaccount:{namespace}:");
+        self.answered(403).keep(|r| {
+            let is_operator = r.user.starts_with(&account) && r.user.ends_with("-controller");
+            is_operator && end.as_ref().is_none_or(|end| r.at < *end)
+        })
+    }
+
     pub fn len(&self) -> usize {
         self.0.len()
     }

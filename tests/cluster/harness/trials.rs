@@ -17,8 +17,6 @@ use super::{
 
 /// Kind of a trial that runs alone.
 const ALONE: &str = "alone";
-/// Ending of the names of the ServiceAccounts that the chart makes.
-const CONTROLLER: &str = "-controller";
 
 /// A trial that keeps to its namespace.
 pub fn trial(name: &str, body: fn(&Namespace)) -> Trial {
@@ -82,16 +80,7 @@ fn in_namespace(name: &str, body: fn(&Namespace)) -> Result<(), String> {
 /// is uninstalled, its rights go before its pods.
 #[track_caller]
 fn assert_rights_suffice(namespace: &Namespace, audit: &AuditLog) {
-    let accounts = format!("system:serviceaccount:{}:", namespace.name());
-    let requests = audit.requests().0;
-    let ends = |r: &&Request| {
-        let is_right = ["roles", "rolebindings", "clusterroles", "clusterrolebindings"].contains(&r.resource.as_str());
-        r.verb == "delete" && is_right && (r.namespace.is_empty() || r.namespace == namespace.name())
-    };
-    let end = requests.iter().filter(ends).map(|r| r.at.clone()).min();
-    let is_refused = |r: &Request| r.code == 403 && r.user.starts_with(&accounts) && r.user.ends_with(CONTROLLER);
-    let refused: Vec<_> =
-        requests.into_iter().filter(|r| is_refused(r) && end.as_ref().is_none_or(|end| r.at < *end)).collect();
+    let refused = audit.requests().lacks_of_operators(namespace.name()).0;
     assert!(refused.is_empty(), "the operator lacks a right: {refused:#?}");
 }
 
