@@ -11,7 +11,7 @@ use super::{
     selector_set::{Reconciled, problems},
 };
 use crate::{
-    discovery::fleet::CatalogState,
+    discovery::{fleet::CatalogState, wiring::WiringState},
     kubernetes::{
         api::{
             conditions::{Verdict, conditions},
@@ -46,6 +46,17 @@ impl Facts<'_> {
     /// Pods that count: those that are not leaving.
     fn pods(&self) -> impl Iterator<Item = &SelectorPod> {
         self.state.selectors.iter().filter(|pod| !pod.terminating && !pod.finished)
+    }
+
+    /// Whether all that a status is made of was asked for and answered, or not answered, at least once.
+    pub fn is_known(&self) -> bool {
+        let is_heard = |pod: &SelectorPod| {
+            pod.ip.is_none()
+                || self.member(pod).is_some_and(|member| {
+                    member.catalog.state != CatalogState::Pending && member.wiring != WiringState::Pending
+                })
+        };
+        self.reconciled.is_some() && self.state.snapshot.is_some() && self.pods().all(is_heard)
     }
 
     fn member(&self, pod: &SelectorPod) -> Option<&MemberView> {
@@ -141,7 +152,7 @@ fn selector(pod: &SelectorPod, member: Option<&MemberView>) -> SelectorStatus {
 }
 
 fn wiring_pending() -> &'static str {
-    crate::discovery::wiring::WiringState::Pending.as_str()
+    WiringState::Pending.as_str()
 }
 
 fn available(facts: &Facts<'_>, ready: usize, wanted: usize) -> Verdict {

@@ -63,6 +63,8 @@ use crate::kubernetes::{
 const TICK: Duration = Duration::from_millis(200);
 /// SelectorSets that are reconciled at once.
 const RECONCILES: u16 = 4;
+/// How long a term may take to get to know what it tells of.
+const FIRST_CONTACT: Duration = Duration::from_secs(10);
 /// Pause before a deleted set that is still there is let go again.
 const LET_GO_AGAIN: Duration = Duration::from_secs(5);
 /// Longest wait for the reconciles at the end of a term.
@@ -102,6 +104,7 @@ struct Context {
 pub(super) struct Term {
     options: TermOptions,
     epoch: u64,
+    started: Instant,
     stop: CancellationToken,
     known: Arc<Known>,
     passes: Arc<selector_set::Context>,
@@ -117,7 +120,8 @@ impl Term {
         let writer = Writer::new(options.client.clone());
         let passes = Arc::new(selector_set::Context::new(options.client.clone(), options.sets.clone()));
         let known = Arc::default();
-        Self { options, epoch, stop, known, passes, recorder, writer, let_go: BTreeMap::new() }
+        let (started, let_go) = (Instant::now(), BTreeMap::new());
+        Self { options, epoch, started, stop, known, passes, recorder, writer, let_go }
     }
 
     /// Leads until the token ends it.
@@ -166,11 +170,11 @@ impl Term {
             }
             let seen = fleets.mark();
             if stale || seen != mark || self.writer.is_open() {
-                self.tell(&now, &fleets.views());
+                stale = self.tell(&now, &fleets.views());
             }
             // By the clock too: a set goes after a while even when nothing happens.
             self.let_go(&now, &fleets);
-            (mark, stale) = (seen, false);
+            mark = seen;
         };
         self.options.health.rest();
         self.stop.cancel();
@@ -197,9 +201,12 @@ impl Term {
         });
     }
 
-    /// Works out every status, and writes those that differ.
-    fn tell(&mut self, sets: &Sets, views: &BTreeMap<SetKey, FleetView>) {
+    /// Works out every status, and writes those that differ. Whether something is not told yet: what a term does not know
+    /// at its beginning is no news, and what the term before has said stands.
+    fn tell(&mut self, sets: &Sets, views: &BTreeMap<SetKey, FleetView>) -> bool {
         let (now, time) = (Instant::now(), whole_second());
+        let is_early = now.duration_since(self.started) < FIRST_CONTACT;
+        let mut is_held = false;
         let known = self.known.sets.lock().clone();
         for (key, state) in sets {
             let view = views.get(key);
@@ -209,6 +216,10 @@ impl Term {
                 fleet: view,
                 reconciled: known.get(key).map(|r| &**r),
             });
+            if is_early && !facts.map_or_else(|| state.pools.values().all(|pool| !pool.listing), |f| f.is_known()) {
+                is_held = true;
+                continue;
+            }
             if let Some(facts) = facts {
                 self.tell_set(facts, now, time);
             }
@@ -224,6 +235,7 @@ impl Term {
         let counts = self.writer.counts();
         self.options.counts.statuses_written.store(counts.written, Ordering::Relaxed);
         self.options.counts.statuses_failed.store(counts.failed, Ordering::Relaxed);
+        is_held
     }
 
     fn tell_set(&mut self, facts: Facts<'_>, now: Instant, time: Timestamp) {
