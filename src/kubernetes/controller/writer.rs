@@ -106,6 +106,22 @@ impl Entry {
     }
 }
 
+/// `wanted` with the times of those conditions that are as in `known`: what changed and changed back in between was told
+/// to nobody, and is no difference.
+fn with_times_of(known: &Value, mut wanted: Value) -> Value {
+    let before = known.get("conditions").and_then(Value::as_array);
+    let same = |condition: &Value| {
+        let before = before?.iter().find(|b| b.get("type") == condition.get("type"))?;
+        (before.get("status") == condition.get("status")).then(|| before.get("lastTransitionTime")).flatten()
+    };
+    for condition in wanted.get_mut("conditions").and_then(Value::as_array_mut).into_iter().flatten() {
+        if let Some(time) = same(condition) {
+            condition["lastTransitionTime"] = time.clone();
+        }
+    }
+    wanted
+}
+
 /// Whether a status tells of nothing under way: what is there is what is wanted, and known everywhere.
 fn is_settled(status: &Value) -> bool {
     let whole = |field: &str| match status.get(field).and_then(Value::as_str).and_then(|text| text.split_once('/')) {
@@ -179,6 +195,7 @@ impl Writer {
             entry.known = live;
             entry.known_since = now;
         }
+        let wanted = with_times_of(&entry.known, wanted);
         if entry.wanted != wanted {
             entry.wanted = wanted;
             entry.wanted_since = now;
@@ -368,6 +385,17 @@ mod tests {
         entry.want(other, start);
         assert!(!entry.is_due(start + SETTLE[0]), "something is under way");
         assert!(entry.is_due(start + LONGEST[0]));
+    }
+
+    #[test]
+    fn what_changed_back_before_it_was_told_is_no_difference() {
+        let known = status("3/3", "False");
+        let mut back = known.clone();
+        back["conditions"][0]["lastTransitionTime"] = json!("2026-01-02T00:00:00Z");
+        assert_eq!(with_times_of(&known, back.clone()), known);
+        back["conditions"][0]["status"] = json!("True");
+        assert_eq!(with_times_of(&known, back.clone()), back);
+        assert_eq!(with_times_of(&Value::Null, back.clone()), back);
     }
 
     #[test]
