@@ -141,8 +141,6 @@ pub mod reason {
     pub const SELECTOR_SET_NOT_FOUND: &str = "SelectorSetNotFound";
     /// ModelPool: an older pool of the same model and group has another block size or role; it wins.
     pub const POOL_CONFLICT: &str = "PoolConflict";
-    /// ModelPool: there is no such Service.
-    pub const SERVICE_NOT_FOUND: &str = "ServiceNotFound";
     /// ModelPool: nothing matches.
     pub const NO_ENDPOINTS: &str = "NoEndpoints";
     /// ModelPool: there are endpoints, and none of them is a worker; the list of rejections says why.
