@@ -141,7 +141,7 @@ pub mod reason {
     pub const SELECTOR_SET_NOT_FOUND: &str = "SelectorSetNotFound";
     /// ModelPool: an older pool of the same model and group has another block size or role; it wins.
     pub const POOL_CONFLICT: &str = "PoolConflict";
-    /// ModelPool: nothing matches, or there is no such Service.
+    /// ModelPool: nothing matches.
     pub const NO_ENDPOINTS: &str = "NoEndpoints";
     /// ModelPool: there are endpoints, and none of them is a worker; the list of rejections says why.
     pub const ALL_REJECTED: &str = "AllRejected";

@@ -516,7 +516,7 @@ pub struct SelectorSetStatus {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CatalogStatus {
-    /// Who owns its records at the selectors: k8s.<namespace>.<name>.
+    /// Who owns its records at the selectors: k8s.NAMESPACE.NAME.
     pub owner: String,
     /// Term of the operator that made it.
     pub epoch: i64,

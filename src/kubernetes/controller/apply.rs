@@ -8,9 +8,9 @@
 //! Invariants: an object that the SelectorSet does not control is never written and never deleted. Nothing is written
 //! without a difference: after each write the returned object, seen through the desired one, is remembered, so defaults
 //! and normalised values never count as one, and what others change in fields that are ours is put back, at most once
-//! in [`step::CORRECTION_PAUSE`]. An annotation carries the hash of what was applied, so that a restarted operator that
+//! in `step::CORRECTION_PAUSE`. An annotation carries the hash of what was applied, so that a restarted operator that
 //! finds its own work writes nothing. What the apiserver refused is not sent again until it or the live object
-//! changes, or [`step::REFUSAL_PAUSE`] has passed. Objects are never deleted in order to be made again.
+//! changes, or `step::REFUSAL_PAUSE` has passed. Objects are never deleted in order to be made again.
 
 #[cfg(test)]
 pub mod mock;

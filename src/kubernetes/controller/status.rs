@@ -173,7 +173,10 @@ fn available(facts: &Facts<'_>, ready: usize, wanted: usize) -> Verdict {
 fn progressing(facts: &Facts<'_>, members: &[(&SelectorPod, Option<&MemberView>)], wanted: usize) -> Verdict {
     let type_ = condition::PROGRESSING;
     let Some(stateful) = facts.reconciled.and_then(|r| r.statefulset.as_ref()) else {
-        return Verdict::new(type_, false, reason::ROLLED_OUT, "pods are their owner's");
+        return match facts.object.spec.mode {
+            Mode::External => Verdict::new(type_, false, reason::ROLLED_OUT, "pods are their owner's"),
+            Mode::Managed => Verdict::new(type_, true, reason::SCALING, "the StatefulSet is not there yet"),
+        };
     };
     if !stateful.is_observed() || stateful.updated < stateful.replicas {
         let text = format!("{} of {wanted} selectors have the newest template", stateful.updated);
