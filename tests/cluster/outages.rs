@@ -116,29 +116,32 @@ fn of_the_control_plane(ns: &Namespace) {
 
     let load = BookingLoad::new(ns.service_ip("fleet"), manifests::MODEL).start(cluster);
     load.wait_for_bookings(100);
-    let selectors_now = selectors.clone();
-    cluster.without(Component::Apiserver, || {
-        let started = Instant::now();
-        while started.elapsed() < Duration::from_secs(seconds) {
-            assert_kept(&selectors_now, &ids, "without an apiserver");
-            load.wait_for_bookings(50);
-        }
-        // A watch that goes on from before is told 410, and the list that follows has one pod less.
-        forget_pod(ns, victim);
-        cluster.compact_history();
-    });
-    let back = Instant::now();
-    wait_until("the news at every selector", || {
-        assert_kept(&selectors, &others, "after the outage");
-        for pod in &selectors {
-            let found = workers(pod)?;
-            if found.contains_key(&victim_id) {
-                return Err(format!("{} has {victim_id} yet: {found:?}", pod.name));
+    // A controller manager that loses its apiserver for so long ends and starts anew; one that went on would take the time
+    // for the nodes' silence and call every pod not ready. And without it slices name the pod that went for longer.
+    let gone_after = cluster.without(Component::ControllerManager, || {
+        cluster.without(Component::Apiserver, || {
+            let started = Instant::now();
+            while started.elapsed() < Duration::from_secs(seconds) {
+                assert_kept(&selectors, &ids, "without an apiserver");
+                load.wait_for_bookings(50);
             }
-        }
-        Ok(())
+            // A watch that goes on from before is told 410, and the list that follows has one pod less.
+            forget_pod(ns, victim);
+            cluster.compact_history();
+        });
+        let back = Instant::now();
+        wait_until("the news at every selector", || {
+            assert_kept(&selectors, &others, "after the outage");
+            for pod in &selectors {
+                let found = workers(pod)?;
+                if found.contains_key(&victim_id) {
+                    return Err(format!("{} has {victim_id} yet: {found:?}", pod.name));
+                }
+            }
+            Ok::<_, String>(back.elapsed())
+        })
     });
-    println!("the worker that went during an outage of {seconds} s was gone {:?} after it", back.elapsed());
+    println!("the worker that went during an outage of {seconds} s was gone {gone_after:?} after it");
     wait_for_workers(ns, 4, &[victim_id]);
     assert_kept(&selectors, &others, "when all was well again");
     let after = since(ns);
@@ -175,7 +178,6 @@ fn of_the_node(ns: &Namespace) {
     let node_is = |wanted: &'static str| {
         let path = "jsonpath={.items[0].status.conditions[?(@.type=='Ready')].status}";
         within(Duration::from_secs(180), &format!("a node that is {wanted}"), || {
-            assert_kept(&selectors, &ids, "while the kubelet was away");
             let ready = cluster.try_kubectl(&["get", "nodes", "-o", path], None)?;
             if (ready == "True") == (wanted == "ready") { Ok(()) } else { Err(ready) }
         });
@@ -184,16 +186,15 @@ fn of_the_node(ns: &Namespace) {
     cluster.without(Component::Kubelet, || {
         node_is("not ready");
         println!("not ready after {:?}", started.elapsed());
-        // Its pods count as not ready, so they drain; none is thrown away with its index.
-        wait_until("workers that drain", || {
+        // Its pods count as not ready, so they take no new bookings; those without any may go at once.
+        wait_until("workers that take no bookings", || {
             for pod in &selectors {
                 let found = workers(pod)?;
-                assert!(ids.iter().all(|id| found.contains_key(id)), "{}: {found:?}", pod.name);
-                if found.values().any(|(_, lifecycle)| lifecycle != "draining") {
+                if found.values().any(|(_, lifecycle)| lifecycle == "schedulable") {
                     return Err(format!("{}: {found:?}", pod.name));
                 }
             }
-            Ok::<_, String>(())
+            Ok(())
         });
     });
     node_is("ready");
