@@ -163,7 +163,8 @@ impl Term {
                 _ = &mut reconciles => break self.ended("reconciles"),
                 () = self.stop.cancelled() => break Ok(()),
             }
-            let now = sets.borrow_and_update().clone();
+            // News that came with a tick stays news: only what is followed counts as seen.
+            let now = if stale { sets.borrow_and_update().clone() } else { sets.borrow().clone() };
             if stale {
                 self.forget(&now);
                 fleets.follow(&now, |key, object| known.token(key, object));
