@@ -7,13 +7,16 @@ mod availability;
 mod chart;
 mod cluster_is_real;
 mod crds;
+mod endings;
 mod engines;
 mod harness;
 mod managed;
 mod operators;
+mod outages;
 mod plain_selectors;
 mod quickstart;
 mod rights;
+mod scale;
 mod sidecars;
 mod workers;
 
@@ -34,11 +37,14 @@ fn main() -> ExitCode {
         chart::trials(),
         cluster_is_real::trials(),
         crds::trials(),
+        endings::trials(),
         engines::trials(),
         operators::trials(),
+        outages::trials(),
         plain_selectors::trials(),
         quickstart::trials(),
         rights::trials(),
+        scale::trials(),
         sidecars::trials(),
         workers::trials(),
     ]
