@@ -160,7 +160,6 @@ fn of_the_control_plane(ns: &Namespace) {
     ns.kubectl(&["scale", "deployment/engines", "--replicas=5"]);
     wait_for_workers(ns, 5, &[victim_id]);
     let report = load.finish();
-    println!("{report}");
     report.assert_clean(200);
     let ids = settle(ns, 3, 5, &[victim_id]);
     assert!(others.is_subset(&ids), "{others:?} {ids:?}");
@@ -301,7 +300,6 @@ fn of_the_way_to_one_selector(ns: &Namespace) {
     println!("the others after {others_after:?}, the status after {told:?}, the one cut off {after:?} after the cut");
     assert!(after < Duration::from_secs(30), "{after:?}");
     let report = load.finish();
-    println!("{report}");
     report.assert_clean(200);
     settle(ns, 3, 3, &[]);
 }
