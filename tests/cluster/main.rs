@@ -2,6 +2,7 @@
 //!
 //! `POINTSMAN_CLUSTER` names the state folder that `tests/cluster/up.sh` printed. Without it every trial is ignored, or, with
 //! `POINTSMAN_CLUSTER_REQUIRED`, the run fails. See `tests/cluster/README.md`.
+#![allow(clippy::unwrap_used, reason = "a trial that cannot go on fails")]
 
 mod availability;
 mod chart;

@@ -16,8 +16,8 @@ use serde_json::json;
 
 use super::{
     harness::{
-        AuditLog, BookingLoad, Cluster, Namespace, PodFacts, Request, Requests, call, kill_container, manifests, trial,
-        wait_until,
+        AuditLog, BookingLoad, Cluster, Namespace, PATIENCE, PodFacts, Request, Requests, call, kill_container,
+        manifests, trial, wait_until, within,
     },
     managed::{self, SELECTORS},
 };
@@ -81,9 +81,12 @@ fn write_nothing_idle_and_little_for_a_change(ns: &Namespace) {
     println!("from nothing: {:?}", by_object(&wait_until_quiet(ns, &audit)));
 
     let idle = AuditLog::from_now(ns.cluster());
-    thread::sleep(idle_time());
-    let written = writes(ns, &idle);
-    assert!(written.is_empty(), "{} writes while nothing happened: {:#?}", written.len(), written.0);
+    let started = Instant::now();
+    within(idle_time() * 2, "time without a write", || {
+        let written = writes(ns, &idle);
+        assert!(written.is_empty(), "{} writes while nothing happened: {:#?}", written.len(), written.0);
+        if started.elapsed() >= idle_time() { Ok(()) } else { Err("it is not over") }
+    });
     let beats = idle.requests().by_service_account(ns.name(), OPERATOR).of("leases").writes().len();
     let asked = idle.requests().by_service_account(ns.name(), OPERATOR).len();
     println!("{} s idle: 0 writes but {beats} of the Lease; {asked} requests in all", idle_time().as_secs());
@@ -186,7 +189,7 @@ impl Steps {
                         back.push(format!("{} after {before:?}: {entry}", pod.name));
                     }
                 }
-                thread::sleep(Duration::from_millis(100));
+                thread::park_timeout(Duration::from_millis(100));
             }
             back
         });
@@ -302,7 +305,7 @@ fn one_of_two_leads(ns: &Namespace) {
             let map = ns.object("configmap", "fleet-policy")?.ok_or("no policy")?["data"].to_string();
             let label = ns.object("service", "fleet")?.ok_or("no Service")?["metadata"]["labels"]["n"].clone();
             let budget = ns.object("pdb", "fleet")?.ok_or("no budget")?["spec"]["minAvailable"].clone();
-            let is_done = map.contains(&format!("p{n}")) && label == n.to_string() && budget == n % 2;
+            let is_done = map.contains(&format!("p{n}")) && label == *n.to_string() && budget == n % 2;
             if is_done { Ok(()) } else { Err(format!("{map} {label} {budget}")) }
         });
         last = well_again(ns, last);
@@ -363,8 +366,9 @@ fn wait_for_a_write(ns: &Namespace, audit: &AuditLog) -> usize {
         if count > 0 {
             return count;
         }
-        assert!(started.elapsed() < Duration::from_secs(60), "the operator writes nothing");
-        thread::sleep(Duration::from_millis(2));
+        assert!(started.elapsed() < PATIENCE, "the operator writes nothing");
+        // The next write comes within milliseconds of the first.
+        thread::park_timeout(Duration::from_millis(2));
     }
 }
 
