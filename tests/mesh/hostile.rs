@@ -270,7 +270,8 @@ fn wrong_digests_for_ever_are_asked_about_ever_more_rarely() {
         std::thread::park_timeout(Duration::from_millis(10));
     }
     let status = wait_for_peer(&selector, &liar.endpoint, "all beacons", |peer| peer["last_sequence"] == 199_000);
-    assert!(status["failed_repairs"].as_u64().unwrap() <= 12, "{status:#}");
+    // Each would be asked about if pauses did not grow; how many are depends on how long the beacons take.
+    assert!(status["failed_repairs"].as_u64().unwrap() <= 40, "{status:#}");
     is_alive(&selector);
 }
 
