@@ -3,7 +3,7 @@
 //! Every socket has a frame limit, heartbeats, its own reconnect with the name looked up again, and bounded queues
 //! that count what they drop.
 
-mod backoff;
+pub(crate) mod backoff;
 mod codec;
 mod connection;
 mod dealer;

@@ -1,10 +1,10 @@
-//! Pauses between attempts to connect.
+//! Pauses between attempts.
 
 use std::time::Duration;
 
 /// Doubling pauses with jitter.
 #[derive(Debug)]
-pub(super) struct Backoff {
+pub(crate) struct Backoff {
     min: Duration,
     max: Duration,
     next: Duration,
@@ -12,26 +12,26 @@ pub(super) struct Backoff {
 
 impl Backoff {
     /// Pauses from `min` to `max`.
-    pub(super) fn new(min: Duration, max: Duration) -> Self {
+    pub(crate) fn new(min: Duration, max: Duration) -> Self {
         Self { min, max, next: min }
     }
 
-    /// The next pause, between three and five quarters of the nominal one: subscribers of one publisher that restarts
-    /// do not all come back in the same millisecond.
-    pub(super) fn next_pause(&mut self) -> Duration {
+    /// The next pause, between three and five quarters of the nominal one: many that failed together, such as the
+    /// subscribers of one publisher that restarts, do not all come back in the same millisecond.
+    pub(crate) fn next_pause(&mut self) -> Duration {
         let pause = self.next;
         self.next = pause.saturating_mul(2).min(self.max);
         pause.mul_f64(0.75 + fastrand::f64() / 2.0)
     }
 
     /// The connection worked: begin at the shortest pause again.
-    pub(super) fn reset(&mut self) {
+    pub(crate) fn reset(&mut self) {
         self.next = self.min;
     }
 
     /// The same for a connection that stood for `time`. One that ends sooner, without a message, keeps the pause
     /// growing: a peer that breaks the protocol is not asked ten times a second.
-    pub(super) fn reset_after(&mut self, time: Duration) {
+    pub(crate) fn reset_after(&mut self, time: Duration) {
         if time >= self.max {
             self.reset();
         }

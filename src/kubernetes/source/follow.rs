@@ -23,6 +23,7 @@ use super::{
     objects::ObjectKey,
     world::{Kind, Object},
 };
+use crate::events::transport::backoff::Backoff;
 
 /// Longest wait for a page of a list.
 const LIST_TIMEOUT: Duration = Duration::from_secs(60);
@@ -198,7 +199,9 @@ where
             self.counters.count_watch(self.what.kind.index());
             let end = self.watch_once(&mut version).await;
             let stood = begun.elapsed();
-            backoff.reset_after(stood);
+            if stood >= GOOD_WATCH {
+                backoff.reset();
+            }
             if version != from {
                 failures = 0;
             }
@@ -283,35 +286,5 @@ async fn within<T>(limit: Duration, call: impl Future<Output = Result<T, Error>>
     match timeout(limit, call).await {
         Ok(outcome) => Ok(outcome?),
         Err(_) => Err(Failure::Timeout(limit)),
-    }
-}
-
-/// Doubling pauses with jitter.
-#[derive(Debug)]
-pub(super) struct Backoff {
-    min: Duration,
-    max: Duration,
-    next: Duration,
-}
-
-impl Backoff {
-    /// Pauses from `min` to `max`.
-    pub(super) fn new(min: Duration, max: Duration) -> Self {
-        Self { min, max, next: min }
-    }
-
-    /// The next pause, between three and five quarters of the nominal one: many that failed together do not all come
-    /// back together.
-    pub(super) fn next_pause(&mut self) -> Duration {
-        let pause = self.next;
-        self.next = pause.saturating_mul(2).min(self.max);
-        pause.mul_f64(0.75 + fastrand::f64() / 2.0)
-    }
-
-    /// Begins at the shortest pause again, when what was done stood for long.
-    fn reset_after(&mut self, stood: Duration) {
-        if stood >= GOOD_WATCH {
-            self.next = self.min;
-        }
     }
 }

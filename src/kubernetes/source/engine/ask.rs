@@ -17,7 +17,7 @@ use super::{
     Answer, EngineFacts, EngineKey,
     parse::{self, METRICS},
 };
-use crate::kubernetes::source::follow::Backoff;
+use crate::events::transport::backoff::Backoff;
 
 /// Longest wait for one answer, its body included.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
