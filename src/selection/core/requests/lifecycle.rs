@@ -3,7 +3,7 @@
 use crate::selection::{
     core::{
         EndedBookings, SelectionCore,
-        bookings::{Early, LiveBooking},
+        bookings::{Early, LiveBooking, Unplaced},
     },
     error::SelectionError,
     load::{BookingId, LoadTracker},
@@ -24,8 +24,9 @@ impl SelectionCore {
         let booking = match self.on_booking(selection_id, LoadTracker::prefill_complete) {
             Ok(booking) => booking,
             Err(error) => {
-                self.came_early(selection_id, Early { prefill_completed: true, ..Early::default() });
-                return Err(error);
+                return self
+                    .came_early(selection_id, Early { prefill_completed: true, ..Early::default() })
+                    .ok_or(error);
             }
         };
         self.bookings.complete_prefill(&booking);
@@ -58,8 +59,8 @@ impl SelectionCore {
     pub fn free_reservation(&self, selection_id: &str) -> Result<(), SelectionError> {
         let now = self.clock.now();
         let Some(taken) = self.bookings.take(selection_id, now) else {
-            self.came_early(selection_id, Early { freed: true, ..Early::default() });
-            return Err(unknown(selection_id));
+            let early = Early { freed: true, ..Early::default() };
+            return self.came_early(selection_id, early).ok_or_else(|| unknown(selection_id));
         };
         let freed = taken.partition.with_state(|state| state.load.free(taken.attempt, now));
         if let Some(lease) = taken.held.lease {
@@ -70,10 +71,24 @@ impl SelectionCore {
         if freed? { Ok(()) } else { Err(unknown(selection_id)) }
     }
 
-    /// A client's call for an id that is not live here: its mirror may be on the way.
-    fn came_early(&self, selection_id: &str, early: Early) {
+    /// A client's call for an id that is not live here. Its mirror may be on the way: the call is remembered. Or its rank is
+    /// not known here, as while the catalog is behind: the others are told.
+    fn came_early(&self, selection_id: &str, early: Early) -> Option<()> {
+        let now = self.clock.now();
+        if let Some(Unplaced { facts, partition }) = self.bookings.find_unplaced(selection_id, now)
+            && let Some(partition) = partition.upgrade()
+        {
+            if early.freed {
+                self.bookings.ended_at_once(&facts, now);
+                partition.publish_booking(&facts, || BookingChange::Freed);
+            } else {
+                partition.publish_booking(&facts, || BookingChange::PrefillCompleted);
+            }
+            return Some(());
+        }
         let early = Early { is_local: true, ..early };
-        self.bookings.call_came_early(selection_id, early, self.clock.now());
+        self.bookings.call_came_early(selection_id, early, now);
+        None
     }
 
     /// Applies `change` to the booking an id names. The row of a booking that is gone goes too.
