@@ -4,7 +4,7 @@
 //! leave what they came to in [`Known`].
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, btree_map::Entry},
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
@@ -267,9 +267,9 @@ impl Term {
             let Some(set) = state.object.as_deref().filter(|set| external::may_go(set, views.get(key), time)) else {
                 continue;
             };
-            if self.let_go.insert(set.uid().unwrap_or_default(), now).is_some() {
-                continue;
-            }
+            // An attempt that met a newer version of the object is made again after a while.
+            let Entry::Vacant(entry) = self.let_go.entry(set.uid().unwrap_or_default()) else { continue };
+            entry.insert(now);
             let (client, set) = (self.options.client.clone(), set.clone());
             tokio::spawn(async move {
                 if let Err(error) = external::write(client, &set, false).await {
