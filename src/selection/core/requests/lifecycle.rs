@@ -24,9 +24,8 @@ impl SelectionCore {
         let booking = match self.on_booking(selection_id, LoadTracker::prefill_complete) {
             Ok(booking) => booking,
             Err(error) => {
-                return self
-                    .came_early(selection_id, Early { prefill_completed: true, ..Early::default() })
-                    .ok_or(error);
+                self.came_early(selection_id, Early { prefill_completed: true, ..Early::default() });
+                return Err(error);
             }
         };
         self.bookings.complete_prefill(&booking);
@@ -59,8 +58,8 @@ impl SelectionCore {
     pub fn free_reservation(&self, selection_id: &str) -> Result<(), SelectionError> {
         let now = self.clock.now();
         let Some(taken) = self.bookings.take(selection_id, now) else {
-            let early = Early { freed: true, ..Early::default() };
-            return self.came_early(selection_id, early).ok_or_else(|| unknown(selection_id));
+            self.came_early(selection_id, Early { freed: true, ..Early::default() });
+            return Err(unknown(selection_id));
         };
         let freed = taken.partition.with_state(|state| state.load.free(taken.attempt, now));
         if let Some(lease) = taken.held.lease {
@@ -71,9 +70,10 @@ impl SelectionCore {
         if freed? { Ok(()) } else { Err(unknown(selection_id)) }
     }
 
-    /// A client's call for an id that is not live here. Its mirror may be on the way: the call is remembered. Or its rank is
-    /// not known here, as while the catalog is behind: the others are told.
-    fn came_early(&self, selection_id: &str, early: Early) -> Option<()> {
+    /// A client's call for an id that is not live here, which is told so in any case, as by the reference. Its mirror may be
+    /// on the way: the call is remembered. Or its rank is not known here, as while the catalog is behind: the others are
+    /// told.
+    fn came_early(&self, selection_id: &str, early: Early) {
         let now = self.clock.now();
         if let Some(Unplaced { facts, partition }) = self.bookings.find_unplaced(selection_id, now)
             && let Some(partition) = partition.upgrade()
@@ -84,11 +84,10 @@ impl SelectionCore {
             } else {
                 partition.publish_booking(&facts, || BookingChange::PrefillCompleted);
             }
-            return Some(());
+            return;
         }
         let early = Early { is_local: true, ..early };
         self.bookings.call_came_early(selection_id, early, now);
-        None
     }
 
     /// Applies `change` to the booking an id names. The row of a booking that is gone goes too.

@@ -105,11 +105,11 @@ fn calls_for_a_booking_on_a_rank_that_is_not_known_here_are_passed_on() {
         bed.core.mirror_booking(BookingEvent { rank, ..event("x", change) }, PEER)
     };
     assert_eq!(on_unknown(admitted()), Mirrored::Dropped(MirrorDrop::UnknownRank));
-    bed.core.prefill_complete("x").expect("known by name");
+    bed.core.prefill_complete("x").expect_err("not live here");
     // What its maker says of it does not lose the name.
     assert_eq!(on_unknown(BookingChange::PrefillCompleted), Mirrored::Early);
     bed.clock.advance(Duration::from_secs(30));
-    bed.core.free_reservation("x").expect("known by name");
+    bed.core.free_reservation("x").expect_err("not live here");
     let told = [("x".to_owned(), BookingChange::PrefillCompleted), ("x".to_owned(), BookingChange::Freed)];
     assert_eq!(bed.changes(), told);
     assert_eq!(bed.published.0.lock()[1].rank, WorkerWithDpRank::new(9, 0));
