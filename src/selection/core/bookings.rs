@@ -26,7 +26,7 @@ use parking_lot::Mutex;
 
 pub(super) use self::claim::{Claim, Installed, NotInstalled};
 use self::recent::Recent;
-pub(super) use self::recent::{Early, EndedBooking, Unplaced};
+pub(super) use self::recent::{Early, EndedBooking};
 use crate::selection::{
     error::SelectionError,
     identity::WorkerWithDpRank,
@@ -306,21 +306,6 @@ impl BookingIndex {
             let (_, number) = self.shard(id);
             self.shards[number].lock().recent.call_came_early(id, early, now);
         }
-    }
-
-    /// A booking of another replica could not be mirrored, because its rank is not known here.
-    pub(super) fn unplaced(&self, facts: &BookingFacts, partition: &PartitionRef, now: Moment) {
-        if self.remembers() {
-            let (_, number) = self.shard(&facts.id);
-            let unplaced = Unplaced::new(facts, partition);
-            self.shards[number].lock().recent.unplaced(Arc::clone(&facts.id), unplaced, now);
-        }
-    }
-
-    /// The booking of `id`, if it could not be mirrored lately.
-    pub(super) fn find_unplaced(&self, id: &str, now: Moment) -> Option<Unplaced> {
-        let (_, number) = self.shard(id);
-        self.shards[number].lock().recent.find_unplaced(id, now)
     }
 
     /// What calls for `id` on `rank` came before its mirror did; forgotten by that.

@@ -158,12 +158,7 @@ impl SelectionCore {
         });
         let expired = match booked {
             Ok(Some(Ok(expired))) => expired,
-            Ok(None) => {
-                drop(claim);
-                // Its calls may come here all the same, while the catalog is behind.
-                self.bookings.unplaced(&facts, partition, now);
-                return Mirrored::Dropped(MirrorDrop::UnknownRank);
-            }
+            Ok(None) => return Mirrored::Dropped(MirrorDrop::UnknownRank),
             Ok(Some(Err(_))) | Err(_) => return Mirrored::Dropped(MirrorDrop::Refused),
         };
         self.bookings.ended(&expired, BookingEnd::Expired, now);

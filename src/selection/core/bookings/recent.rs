@@ -6,16 +6,11 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    sync::{Arc, Weak},
+    sync::Arc,
     time::Duration,
 };
 
-use crate::selection::{
-    identity::WorkerWithDpRank,
-    moment::Moment,
-    partition::Partition,
-    replication::{Admission, BookingFacts, RouterId},
-};
+use crate::selection::{identity::WorkerWithDpRank, moment::Moment, replication::RouterId};
 
 /// How long a call that came early waits for its booking.
 const EARLY_FOR: Duration = Duration::from_secs(10);
@@ -63,31 +58,6 @@ pub(in crate::selection::core) struct EndedBooking {
 enum Memory {
     Ended(EndedBooking),
     Early(Vec<Early>),
-    /// A booking of another replica whose rank is not known here.
-    Unplaced(Unplaced),
-}
-
-/// A booking that could not be mirrored, because its rank is not known here: the catalog is behind the other replica's.
-#[derive(Clone, Debug)]
-pub(in crate::selection::core) struct Unplaced {
-    /// Without its prompt.
-    pub(in crate::selection::core) facts: Arc<BookingFacts>,
-    pub(in crate::selection::core) partition: Weak<Partition>,
-}
-
-impl Unplaced {
-    pub(in crate::selection::core) fn new(facts: &BookingFacts, partition: &Arc<Partition>) -> Self {
-        let admission = Admission {
-            sequence: Arc::new([]),
-            track_prefill_tokens: false,
-            expected_output_tokens: None,
-            prefill: None,
-        };
-        let (id, lora_name) = (Arc::clone(&facts.id), facts.lora_name.clone());
-        let times = (facts.admitted, facts.known);
-        let facts = BookingFacts::new(id, facts.rank, lora_name, admission, times, facts.origin).mirrored();
-        Self { facts: Arc::new(facts), partition: Arc::downgrade(partition) }
-    }
 }
 
 #[derive(Debug, Default)]
@@ -124,21 +94,8 @@ impl Recent {
 
     /// `id` lives: what was remembered of it is over. Calls that came while a mirror was being made are still to be taken.
     pub(super) fn lives(&mut self, id: &str, is_mirrored: bool) {
-        if !is_mirrored || matches!(self.entries.get(id), Some((_, Memory::Ended(_) | Memory::Unplaced(_)))) {
+        if !is_mirrored || matches!(self.entries.get(id), Some((_, Memory::Ended(_)))) {
             self.entries.remove(id);
-        }
-    }
-
-    /// A booking of `id` could not be mirrored.
-    pub(super) fn unplaced(&mut self, id: Arc<str>, unplaced: Unplaced, now: Moment) {
-        self.write(id, Memory::Unplaced(unplaced), now);
-    }
-
-    /// The booking of `id` that could not be mirrored lately.
-    pub(super) fn find_unplaced(&self, id: &str, now: Moment) -> Option<Unplaced> {
-        match self.entries.get(id) {
-            Some((came, Memory::Unplaced(unplaced))) if now.since(*came) < ENDED_FOR => Some(unplaced.clone()),
-            _ => None,
         }
     }
 
@@ -154,8 +111,6 @@ impl Recent {
                     known.push(early);
                 }
             }
-            // Whoever made it knows that its prefill is done; its end is still to be told from here.
-            Some((_, Memory::Unplaced(_))) if !early.freed => {}
             _ => self.write(id.into(), Memory::Early(vec![early]), now),
         }
     }

@@ -3,7 +3,7 @@
 use crate::selection::{
     core::{
         EndedBookings, SelectionCore,
-        bookings::{Early, LiveBooking, Unplaced},
+        bookings::{Early, LiveBooking},
     },
     error::SelectionError,
     load::{BookingId, LoadTracker},
@@ -70,24 +70,10 @@ impl SelectionCore {
         if freed? { Ok(()) } else { Err(unknown(selection_id)) }
     }
 
-    /// A client's call for an id that is not live here, which is told so in any case, as by the reference. Its mirror may be
-    /// on the way: the call is remembered. Or its rank is not known here, as while the catalog is behind: the others are
-    /// told.
+    /// A client's call for an id that is not live here: its mirror may be on the way.
     fn came_early(&self, selection_id: &str, early: Early) {
-        let now = self.clock.now();
-        if let Some(Unplaced { facts, partition }) = self.bookings.find_unplaced(selection_id, now)
-            && let Some(partition) = partition.upgrade()
-        {
-            if early.freed {
-                self.bookings.ended_at_once(&facts, now);
-                partition.publish_booking(&facts, || BookingChange::Freed);
-            } else {
-                partition.publish_booking(&facts, || BookingChange::PrefillCompleted);
-            }
-            return;
-        }
         let early = Early { is_local: true, ..early };
-        self.bookings.call_came_early(selection_id, early, now);
+        self.bookings.call_came_early(selection_id, early, self.clock.now());
     }
 
     /// Applies `change` to the booking an id names. The row of a booking that is gone goes too.

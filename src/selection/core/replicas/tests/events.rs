@@ -98,37 +98,6 @@ fn what_does_not_fit_is_dropped_with_its_reason() {
 }
 
 #[test]
-fn calls_for_a_booking_on_a_rank_that_is_not_known_here_are_passed_on() {
-    let bed = Bed::new();
-    let on_unknown = |change| {
-        let rank = WorkerWithDpRank::new(9, 0);
-        bed.core.mirror_booking(BookingEvent { rank, ..event("x", change) }, PEER)
-    };
-    assert_eq!(on_unknown(admitted()), Mirrored::Dropped(MirrorDrop::UnknownRank));
-    bed.core.prefill_complete("x").expect_err("not live here");
-    // What its maker says of it does not lose the name.
-    assert_eq!(on_unknown(BookingChange::PrefillCompleted), Mirrored::Early);
-    bed.clock.advance(Duration::from_secs(30));
-    bed.core.free_reservation("x").expect_err("not live here");
-    let told = [("x".to_owned(), BookingChange::PrefillCompleted), ("x".to_owned(), BookingChange::Freed)];
-    assert_eq!(bed.changes(), told);
-    assert_eq!(bed.published.0.lock()[1].rank, WorkerWithDpRank::new(9, 0));
-    bed.core.free_reservation("x").expect_err("over");
-
-    // One that its maker ended is over here too.
-    on_unknown(admitted());
-    on_unknown(BookingChange::Freed);
-    bed.core.free_reservation("x").expect_err("over");
-    assert_eq!(bed.changes(), told, "nothing more is told");
-
-    // Once the rank is known it is a booking like any other.
-    on_unknown(admitted());
-    bed.worker(9, "default");
-    assert_eq!(on_unknown(admitted()), Mirrored::Applied);
-    assert_eq!(bed.live(), 1);
-}
-
-#[test]
 fn a_mirror_takes_the_claim_of_a_booking_that_is_being_made() {
     let bed = Bed::new();
     let partition = bed.core.partition("m", "default").expect("exists");
