@@ -1,9 +1,9 @@
 //! `pointsman controller`: the Kubernetes operator.
 
-use std::{net::IpAddr, path::Path, time::Duration};
+use std::{net::IpAddr, time::Duration};
 
 use clap::{Args, ValueEnum};
-use kube::{Client, Config};
+use kube::Client;
 use tokio_util::sync::CancellationToken;
 
 use super::{CliError, runtime};
@@ -13,14 +13,12 @@ use crate::{
             constants::LEASE_NAME,
             selector_set::{Image, PullPolicy},
         },
+        connection::{self, own_namespace},
         controller::{self, ControllerOptions, lease::LeaseOptions, selector_set::Options},
     },
     plugins::RouterPluginRegistry,
     telemetry::shutdown::StopSignals,
 };
-
-/// Where a pod finds its own namespace.
-const NAMESPACE_FILE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
 
 /// Run the Kubernetes operator: SelectorSets and their selectors, ModelPools and their workers
 ///
@@ -104,16 +102,12 @@ enum PullPolicyWord {
 /// # Errors
 /// No way to the apiserver; a port that is taken; a part that died.
 pub fn run(args: ControllerArgs, registry: &RouterPluginRegistry) -> Result<(), CliError> {
-    // Two TLS providers in one program make the choice explicit.
-    if rustls::crypto::ring::default_provider().install_default().is_err() {
-        tracing::debug!("a TLS provider is installed already");
-    }
     runtime(None)?.block_on(follow(args, registry.clone()))
 }
 
 async fn follow(args: ControllerArgs, registry: RouterPluginRegistry) -> Result<(), CliError> {
     let mut signals = StopSignals::install().map_err(CliError::failed)?;
-    let config = Config::infer().await.map_err(CliError::failed)?;
+    let config = connection::config().await.map_err(CliError::failed)?;
     let namespace =
         args.lease_namespace.filter(|n| !n.is_empty()).or_else(own_namespace).unwrap_or_else(|| "default".to_owned());
     let name = args.identity.or_else(|| std::env::var("HOSTNAME").ok()).unwrap_or_else(|| "pointsman".to_owned());
@@ -148,11 +142,8 @@ async fn follow(args: ControllerArgs, registry: RouterPluginRegistry) -> Result<
         identity = options.lease.identity,
         "effective configuration"
     );
-    // The Lease and the watches have pauses of their own.
-    let mut once = config.clone();
-    once.default_retry = false;
+    let plain = connection::plain_client(config.clone()).map_err(CliError::failed)?;
     let client = Client::try_from(config).map_err(CliError::failed)?;
-    let plain = Client::try_from(once).map_err(CliError::failed)?;
     let stop = CancellationToken::new();
     let running = controller::run(client, plain, options, stop.clone());
     tokio::pin!(running);
@@ -180,12 +171,6 @@ fn image(text: &str) -> Result<Image, String> {
         return Err(format!("`{text}` is no image"));
     }
     Ok(Image { repository: Some(repository), tag, digest, pull_policy: None })
-}
-
-/// The namespace of this pod.
-fn own_namespace() -> Option<String> {
-    let text = std::fs::read_to_string(Path::new(NAMESPACE_FILE)).ok()?;
-    Some(text.trim().to_owned()).filter(|n| !n.is_empty())
 }
 
 #[cfg(test)]

@@ -14,5 +14,5 @@ pub mod snapshot;
 pub mod source;
 pub mod wiring;
 
-pub use snapshot::Snapshot;
+pub use snapshot::{Snapshot, epoch_now};
 pub use source::{SourceState, SourceStatus};

@@ -2,7 +2,11 @@
 //!
 //! Records are sorted by id and ids are unique: [`Snapshot::new`] is the only way to make one.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{SystemTime, UNIX_EPOCH},
+};
 
 use xxhash_rust::xxh3::Xxh3;
 
@@ -75,6 +79,12 @@ impl Snapshot {
             delete: gone.collect(),
         }
     }
+}
+
+/// Epoch of a source that starts now: milliseconds since 1970, so that a later start has a larger one.
+pub fn epoch_now() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// XXH3-128 over the canonical JSON of each record and a newline. The records must be sorted.

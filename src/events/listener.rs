@@ -29,7 +29,7 @@ use super::{
     takeover::Takeover,
     transport::{Message, Subscriber, SubscriberEvent, TransportConfig, TransportError},
 };
-use crate::selection::ingest::Trust;
+use crate::{selection::ingest::Trust, telemetry::causes::chain};
 use backlog::Backlog;
 use silence::Silence;
 
@@ -186,7 +186,7 @@ impl<T: EventTarget> Listener<T> {
                 }
                 SubscriberEvent::Disconnected(error) => {
                     self.shared.set_state(ListenerState::Connecting);
-                    self.shared.set_error(format!("publisher: {}", describe(&error)));
+                    self.shared.set_error(format!("publisher: {}", chain(&error)));
                     self.lost_connection();
                 }
                 SubscriberEvent::Dropped(n) => {
@@ -377,16 +377,4 @@ async fn until(moment: Option<Instant>) {
         Some(moment) => sleep_until(moment).await,
         None => std::future::pending().await,
     }
-}
-
-/// An error with its causes.
-fn describe(error: &TransportError) -> String {
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
 }

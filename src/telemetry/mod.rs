@@ -1,5 +1,6 @@
 //! Telemetry: logs, metrics, readiness, and the word to stop.
 
+pub(crate) mod causes;
 #[cfg(feature = "server")]
 pub mod logs;
 pub mod metrics;

@@ -61,12 +61,18 @@ pub fn condition(object: &Value, kind: &str) -> String {
 /// present specs; what the selectors agree on.
 #[track_caller]
 pub fn wait_until_well(ns: &Namespace, selectors: usize, workers: usize) -> Agreement {
+    wait_until_well_but_for(0, ns, selectors, workers)
+}
+
+/// The same, but that at most `most_left` bookings may be left over, on all selectors alike.
+#[track_caller]
+pub fn wait_until_well_but_for(most_left: u64, ns: &Namespace, selectors: usize, workers: usize) -> Agreement {
     let all = format!("{workers}/{workers}");
     wait_until(&format!("{workers} workers"), || {
         let pool = ns.object("modelpool", "pool")?.ok_or("no pool")?;
         if pool["status"]["schedulableOfDiscovered"] == *all { Ok(()) } else { Err(pool["status"].to_string()) }
     });
-    let agreed = ns.wait_for_agreement(SELECTORS, selectors, &owner(ns));
+    let agreed = ns.wait_for_agreement_but_for(most_left, SELECTORS, selectors, &owner(ns));
     assert_eq!(agreed.workers.len(), workers, "{agreed:?}");
     wait_until("statuses that say so", || {
         let set = ns.object("selectorset", "fleet")?.ok_or("no set")?;

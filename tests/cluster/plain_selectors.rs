@@ -85,6 +85,6 @@ fn come_and_go_unnoticed_by_clients(ns: &Namespace) {
     ns.wait_for_rollout("statefulset/selector");
     load.wait_for_bookings(200);
     load.finish().assert_clean(800);
-    let agreed = ns.wait_for_agreement("app=selector", 3, "file.default");
+    let agreed = ns.wait_for_agreement_but_for(16, "app=selector", 3, "file.default");
     assert_eq!(agreed.workers.len(), 3, "{agreed:?}");
 }

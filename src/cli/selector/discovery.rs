@@ -7,7 +7,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::{super::CliError, flags::SelectorArgs};
 #[cfg(feature = "controller")]
-use crate::kubernetes::standalone::{self, Settings, Standalone, wire_peers};
+use crate::{
+    discovery::epoch_now,
+    kubernetes::{
+        connection,
+        standalone::{Settings, Standalone, wire_peers},
+    },
+};
 use crate::{
     discovery::{
         SourceStatus,
@@ -64,9 +70,9 @@ impl Discovery {
         let flags = &args.kubernetes;
         let pool_file = flags.kubernetes_pool_file.as_deref();
         let settings = Settings::new(name, pool_file, flags.kubernetes_namespace.clone()).map_err(CliError::failed)?;
-        let client = standalone::client().await.map_err(CliError::Failed)?;
-        let epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-        let epoch = u64::try_from(epoch.as_millis()).unwrap_or_default();
+        let config = connection::config().await.map_err(CliError::failed)?;
+        let client = connection::plain_client(config).map_err(CliError::failed)?;
+        let epoch = epoch_now();
         tracing::info!(owner = settings.owner(), epoch, pool = ?settings.pool, "discovering in the cluster");
         let found = Standalone::start(client.clone(), &settings, epoch, stop);
         let mut tasks = apply(service, settings.owner(), found.status(), found.counters(), "the cluster", stop);

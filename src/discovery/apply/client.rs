@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use tokio::io::AsyncReadExt;
 use zeroize::Zeroizing;
 
-use crate::selection::catalog::SnapshotVersion;
+use crate::{selection::catalog::SnapshotVersion, telemetry::causes::innermost};
 
 /// Longest time to connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
@@ -285,13 +285,4 @@ fn read_error(status: StatusCode, answer: &[u8]) -> (String, Option<SnapshotVers
         return (status.canonical_reason().unwrap_or_default().to_owned(), current);
     }
     (text.chars().take(MAX_ERROR_TEXT).collect(), current)
-}
-
-/// The cause that says something: "connection refused" rather than "error sending request".
-fn innermost(error: &reqwest::Error) -> String {
-    let mut cause: &dyn std::error::Error = error;
-    while let Some(next) = cause.source() {
-        cause = next;
-    }
-    cause.to_string()
 }

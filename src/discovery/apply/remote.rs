@@ -1,10 +1,6 @@
 //! A selector behind HTTP: by `PUT /catalog/{owner}` where it offers that, by its `/workers` routes where it does not.
 
-use std::{
-    collections::HashMap,
-    path::PathBuf,
-    time::{SystemTime, UNIX_EPOCH},
-};
+use std::{collections::HashMap, path::PathBuf};
 
 use reqwest::Method;
 use serde::Deserialize;
@@ -14,7 +10,7 @@ use super::{
     Check, ClientError, PassError, PassReport, RemoteClient, Target, in_process::summary, reference::WorkersRoutes,
 };
 use crate::{
-    discovery::Snapshot,
+    discovery::{Snapshot, epoch_now},
     selection::catalog::{CatalogReport, CatalogStatus, DesiredWorker, OwnerStatus, SnapshotVersion},
 };
 
@@ -301,9 +297,5 @@ impl Target for RemoteTarget {
 
 /// An epoch above `current`, if there is one: the time, unless that is behind.
 pub(super) fn next_epoch(current: SnapshotVersion) -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(now.as_millis())
-        .unwrap_or(u64::MAX)
-        .max(current.epoch.saturating_add(1))
-        .min(SnapshotVersion::MAX_PART)
+    epoch_now().max(current.epoch.saturating_add(1)).min(SnapshotVersion::MAX_PART)
 }

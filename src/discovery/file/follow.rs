@@ -2,17 +2,13 @@
 //!
 //! Equal bytes and equal records publish nothing. [`file`] says when there is something to read.
 
-use std::{
-    path::PathBuf,
-    sync::Arc,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use tokio::sync::watch;
 
 use super::{FileError, MAX_FILE_BYTES, Place, parse_bytes};
 use crate::{
-    discovery::{Snapshot, SourceState, SourceStatus, source::SourceCounters},
+    discovery::{Snapshot, SourceState, SourceStatus, epoch_now, source::SourceCounters},
     selection::catalog::SnapshotVersion,
     service::file::{self, Pace, Reader, Seen, StopHandle},
 };
@@ -32,12 +28,11 @@ pub struct FollowOptions {
 
 impl Default for FollowOptions {
     fn default() -> Self {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self {
             debounce: Duration::from_millis(50),
             poll: Duration::from_secs(1),
             settle: Duration::from_secs(1),
-            epoch: u64::try_from(now.as_millis()).unwrap_or(u64::MAX),
+            epoch: epoch_now(),
         }
     }
 }

@@ -17,9 +17,9 @@ use super::{
         status::ListenerState,
         transport::{Subscriber, SubscriberEvent},
     },
-    FIRST_RETRY, LAST_RETRY, Listener, describe, is_due, live_frames,
+    FIRST_RETRY, LAST_RETRY, Listener, is_due, live_frames,
 };
-use crate::selection::ingest::Trust;
+use crate::{selection::ingest::Trust, telemetry::causes::chain};
 
 /// What became of a replay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -120,7 +120,7 @@ impl<T: EventTarget> Listener<T> {
                         break;
                     }
                     Some(Answer::Failed(error)) => {
-                        self.shared.set_error(format!("replay: {}", describe(&error)));
+                        self.shared.set_error(format!("replay: {}", chain(&error)));
                         break;
                     }
                     None => break,

@@ -71,6 +71,11 @@ impl ApplyError {
         }
     }
 
+    /// The object is gone, or another than was thought.
+    pub fn is_overtaken(&self) -> bool {
+        matches!(self.code(), Some(404 | 409))
+    }
+
     /// A stable word for metrics.
     pub fn reason(&self) -> &'static str {
         match self {

@@ -11,9 +11,11 @@ use kube::{
     api::{Patch, PatchParams},
 };
 use serde_json::json;
-use tokio::time::timeout;
 
-use super::fleet::FleetView;
+use super::{
+    apply::{ApplyError, call},
+    fleet::FleetView,
+};
 use crate::{
     discovery::fleet::CatalogState,
     kubernetes::api::{
@@ -25,18 +27,6 @@ use crate::{
 
 /// Longest time that a deletion waits for selectors.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
-/// Longest time for one call.
-const CALL_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Why the finalizer could not be written.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum FinalizerError {
-    #[error("the finalizer cannot be written")]
-    Api(#[from] kube::Error),
-    #[error("no answer about the finalizer in time")]
-    Timeout,
-}
-
 /// Whether the workers of `set` are to be taken from its selectors.
 pub(super) fn is_leaving(set: &SelectorSet) -> bool {
     set.spec.mode == Mode::External && set.metadata.deletion_timestamp.is_some()
@@ -69,7 +59,7 @@ pub(super) fn may_go(set: &SelectorSet, view: Option<&FleetView>, now: Timestamp
 }
 
 /// Adds or removes the finalizer of `set`.
-pub(super) async fn write(client: Client, set: &SelectorSet, wanted: bool) -> Result<(), FinalizerError> {
+pub(super) async fn write(client: Client, set: &SelectorSet, wanted: bool) -> Result<(), ApplyError> {
     let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
     let name = set.metadata.name.as_deref().unwrap_or_default();
     let mut finalizers: Vec<&str> =
@@ -80,10 +70,9 @@ pub(super) async fn write(client: Client, set: &SelectorSet, wanted: bool) -> Re
     let body = json!({ "metadata": { "finalizers": finalizers, "resourceVersion": set.metadata.resource_version } });
     let api: Api<SelectorSet> = Api::namespaced(client, namespace);
     let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
-    match timeout(CALL_TIMEOUT, api.patch(name, &params, &Patch::Merge(&body))).await {
+    match call("patch", format!("SelectorSet {name}"), api.patch(name, &params, &Patch::Merge(&body))).await {
         // Gone, or changed meanwhile: the next look decides anew.
-        Ok(Err(kube::Error::Api(status))) if status.is_not_found() || status.is_conflict() => Ok(()),
-        Ok(outcome) => outcome.map(|_| ()).map_err(FinalizerError::Api),
-        Err(_) => Err(FinalizerError::Timeout),
+        Err(error) if error.is_overtaken() => Ok(()),
+        outcome => outcome.map(|_| ()),
     }
 }

@@ -63,6 +63,8 @@ struct Fleet {
 struct Member {
     name: String,
     place: Place,
+    /// Its place on the board, as the client spells it.
+    selector: String,
     stop: CancellationToken,
     catalog: watch::Receiver<TargetStatus>,
     wiring: watch::Receiver<WiringStatus>,
@@ -227,10 +229,10 @@ impl Fleet {
     fn leave(&mut self, uid: &str) {
         let Some(member) = self.members.remove(uid) else { return };
         member.stop.cancel();
-        if !self.members.values().any(|m| m.place.url == member.place.url) {
-            self.board.leave(&member.place.url);
+        if !self.members.values().any(|m| m.selector == member.selector) {
+            self.board.leave(&member.selector);
         }
-        tracing::info!(pod = member.name, selector = member.place.url, "selector left");
+        tracing::info!(pod = member.name, selector = member.selector, "selector left");
     }
 
     fn join(
@@ -264,11 +266,12 @@ impl Fleet {
         let member = Member {
             name: pod.name.to_string(),
             place,
+            selector: wire.name().to_owned(),
             stop: stop.child_token(),
             catalog: catalog.subscribe(),
             wiring: wiring.subscribe(),
         };
-        tracing::info!(pod = member.name, selector = member.place.url, "selector joined");
+        tracing::info!(pod = member.name, selector = member.selector, "selector joined");
         let options = ApplyOptions::default();
         tasks.spawn(apply::run(target, self.source.subscribe(), options, catalog, member.stop.clone()));
         tasks.spawn(wiring::run(wire, self.board.clone(), options, wiring, member.stop.clone()));

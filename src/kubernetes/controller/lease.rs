@@ -19,7 +19,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::super::api::constants::ANNOTATION_PREFIX;
+use crate::{kubernetes::api::constants::ANNOTATION_PREFIX, telemetry::causes::chain};
 
 /// Longest time for one call about the Lease.
 const CALL_TIMEOUT: Duration = Duration::from_secs(4);
@@ -95,7 +95,6 @@ struct Held {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Mark {
     holder: String,
-    renewed: Option<MicroTime>,
     version: Option<String>,
 }
 
@@ -142,7 +141,7 @@ impl Election {
             None => self.stand().await,
         };
         if let Err(error) = outcome {
-            tracing::warn!(error = %DisplayChain(&error), lease = self.options.name, "lease");
+            tracing::warn!(error = chain(&error), lease = self.options.name, "lease");
             return self.options.duration / 10;
         }
         if self.held.is_some() { self.options.duration / 3 } else { self.options.duration / 8 }
@@ -153,13 +152,13 @@ impl Election {
         let Some(mut lease) = call(self.api.get_opt(&self.options.name)).await? else {
             let metadata = ObjectMeta { name: Some(self.options.name.clone()), ..ObjectMeta::default() };
             let mut lease = Lease { metadata, spec: None };
-            let epoch = self.sign(&mut lease, 0);
+            let epoch = self.sign(&mut lease);
             return self.settle(call(self.api.create(&PostParams::default(), &lease)).await, epoch, started);
         };
         if self.claim(&lease, started) == Claim::Wait {
             return Ok(());
         }
-        let epoch = self.sign(&mut lease, 0);
+        let epoch = self.sign(&mut lease);
         let name = self.options.name.clone();
         self.settle(call(self.api.replace(&name, &PostParams::default(), &lease)).await, epoch, started)
     }
@@ -169,11 +168,7 @@ impl Election {
         let spec = lease.spec.as_ref();
         let holder = spec.and_then(|s| s.holder_identity.clone()).filter(|h| !h.is_empty());
         let Some(holder) = holder else { return Claim::Take };
-        let mark = Mark {
-            holder,
-            renewed: spec.and_then(|s| s.renew_time.clone()),
-            version: lease.metadata.resource_version.clone(),
-        };
+        let mark = Mark { holder, version: lease.metadata.resource_version.clone() };
         match &self.seen {
             Some((seen, since)) if *seen == mark => {
                 let seconds = spec.and_then(|s| s.lease_duration_seconds).and_then(|s| u64::try_from(s).ok());
@@ -190,9 +185,9 @@ impl Election {
         }
     }
 
-    /// Writes this process into `lease` as a new holder; returns the epoch of its term, above all before and `seen`.
-    fn sign(&self, lease: &mut Lease, seen: u64) -> u64 {
-        let epoch = epoch_of(lease).max(seen) + 1;
+    /// Writes this process into `lease` as a new holder; returns the epoch of its term, above all before.
+    fn sign(&self, lease: &mut Lease) -> u64 {
+        let epoch = epoch_of(lease).saturating_add(1);
         let now = MicroTime(Timestamp::now());
         let spec = lease.spec.get_or_insert_default();
         spec.acquire_time = Some(now.clone());
@@ -280,7 +275,7 @@ impl Election {
         }
         tracing::warn!(epoch = held.epoch, seen, "a selector has seen a later epoch: raising ours, if we still lead");
         if let Err(error) = self.renew(Some(seen.saturating_add(1))).await {
-            tracing::warn!(error = %DisplayChain(&error), "the epoch could not be raised");
+            tracing::warn!(error = chain(&error), "the epoch could not be raised");
         }
     }
 
@@ -303,7 +298,7 @@ impl Election {
         };
         match call(self.api.replace(&self.options.name, &PostParams::default(), &lease)).await {
             Ok(_) => tracing::info!("lease given back"),
-            Err(error) => tracing::warn!(error = %DisplayChain(&error), "the lease was not given back"),
+            Err(error) => tracing::warn!(error = chain(&error), "the lease was not given back"),
         }
     }
 }
@@ -328,26 +323,6 @@ fn write_epoch(lease: &mut Lease, epoch: u64) {
 
 async fn call<T>(answer: impl Future<Output = Result<T, kube::Error>>) -> Result<T, LeaseError> {
     timeout(CALL_TIMEOUT, answer).await.map_err(|_| LeaseError::Timeout)?.map_err(LeaseError::Api)
-}
-
-/// An error and its causes, once each.
-pub(super) struct DisplayChain<'a>(pub(super) &'a (dyn std::error::Error + 'static));
-
-impl std::fmt::Display for DisplayChain<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let mut text = self.0.to_string();
-        let mut cause = self.0.source();
-        while let Some(error) = cause {
-            let next = error.to_string();
-            // Some errors print their causes themselves.
-            if !text.contains(&next) {
-                text.push_str(": ");
-                text.push_str(&next);
-            }
-            cause = error.source();
-        }
-        f.write_str(&text)
-    }
 }
 
 #[cfg(test)]

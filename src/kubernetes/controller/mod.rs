@@ -79,8 +79,8 @@ pub enum ControllerError {
     Ended(&'static str),
 }
 
-/// Runs the operator until `stop`; `plain` is a client that does not repeat calls by itself: the
-/// Lease and the watches have pauses of their own.
+/// Runs the operator until `stop`; `plain` is a client that does not repeat calls by itself: the Lease and the watches have
+/// pauses of their own.
 ///
 /// # Errors
 /// The port cannot be bound; a task of it died.
@@ -112,6 +112,10 @@ pub async fn run(
     let reporter = Reporter { controller: FIELD_MANAGER.to_owned(), instance: Some(identity) };
     let options = TermOptions { client, namespace, sets, reporter, raise, counts: shared, health };
     let outcome = loop {
+        // What it said last would stand for ever.
+        if standing.is_finished() {
+            break Err(ControllerError::Ended("election"));
+        }
         let epoch = leadership.borrow_and_update().epoch;
         let Some(epoch) = epoch else {
             tokio::select! {

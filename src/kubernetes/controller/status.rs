@@ -19,13 +19,11 @@ use crate::{
             model_pool::{ModelPoolStatus, Rejection},
             selector_set::{CatalogStatus, Mode, SelectorSet, SelectorSetStatus, SelectorStatus},
         },
-        source::{PoolOutcome, SelectorPod, SetState},
+        source::{PoolOutcome, SelectorPod, SetState, state::MAX_REJECTIONS},
     },
     selection::worker::WorkerState,
 };
 
-/// Rejections that a status lists.
-const MAX_REJECTIONS: usize = 32;
 /// Names that a message gives.
 const NAMED: usize = 3;
 
@@ -146,13 +144,9 @@ fn selector(pod: &SelectorPod, member: Option<&MemberView>) -> SelectorStatus {
         ready: pod.ready,
         catalog: member.map_or(CatalogState::Pending, |m| m.catalog.state).as_str().to_owned(),
         digest: member.and_then(|m| m.catalog.digest.clone()),
-        peers: member.map_or(wiring_pending(), |m| m.wiring.as_str()).to_owned(),
+        peers: member.map_or(WiringState::Pending, |m| m.wiring).as_str().to_owned(),
         message: pod.failing.clone().or(problem),
     }
-}
-
-fn wiring_pending() -> &'static str {
-    WiringState::Pending.as_str()
 }
 
 fn available(facts: &Facts<'_>, ready: usize, wanted: usize) -> Verdict {

@@ -44,19 +44,22 @@ use super::{
     ControllerError, external,
     fleet::{FleetView, Fleets},
     health::Health,
-    lease::{DisplayChain, Leadership, Raise},
+    lease::{Leadership, Raise},
     metrics::Counts,
     notices,
     selector_set::{self, Reconciled},
     status::{self, Facts},
     writer::{ObjectKey, Writer},
 };
-use crate::kubernetes::{
-    api::{
-        ModelPool, SelectorSet,
-        constants::{MANAGED_BY, SELECTOR_SET_LABEL},
+use crate::{
+    kubernetes::{
+        api::{
+            ModelPool, SelectorSet,
+            constants::{MANAGED_BY, SELECTOR_SET_LABEL},
+        },
+        source::{PoolOutcome, SetKey, SetState, Sets},
     },
-    source::{PoolOutcome, SetKey, SetState, Sets},
+    telemetry::causes::chain,
 };
 
 /// How often statuses and epochs are looked at.
@@ -273,7 +276,7 @@ impl Term {
             let (client, set) = (self.options.client.clone(), set.clone());
             tokio::spawn(async move {
                 if let Err(error) = external::write(client, &set, false).await {
-                    tracing::warn!(error = %DisplayChain(&error), set = set.name_any(), "the set cannot go yet");
+                    tracing::warn!(error = chain(&error), set = set.name_any(), "the set cannot go yet");
                 }
             });
         }
@@ -291,8 +294,8 @@ impl Term {
             client: client.clone(),
             failures: Mutex::default(),
         });
-        let owned = watcher::Config::default().labels(&format!("app.kubernetes.io/managed-by={MANAGED_BY}"));
-        let owned = owned.labels(&format!("app.kubernetes.io/managed-by={MANAGED_BY},{SELECTOR_SET_LABEL}"));
+        let owned = watcher::Config::default()
+            .labels(&format!("app.kubernetes.io/managed-by={MANAGED_BY},{SELECTOR_SET_LABEL}"));
         let (reader, writer) = reflector::store();
         // Our own writes to the status change neither: they cause no reconcile.
         let seen = predicates::generation.combine(predicates::finalizers);
@@ -358,19 +361,10 @@ fn failing_pods(source: watch::Receiver<Arc<Sets>>) -> impl futures_util::Stream
     })
 }
 
-/// Why a reconcile failed.
-#[derive(Debug, thiserror::Error)]
-enum ReconcileError {
-    #[error(transparent)]
-    Set(#[from] selector_set::Error),
-    #[error(transparent)]
-    Finalizer(#[from] external::FinalizerError),
-}
-
 async fn reconcile(
     object: Arc<DeserializeGuard<SelectorSet>>,
     context: Arc<Context>,
-) -> Result<Action, ReconcileError> {
+) -> Result<Action, selector_set::Error> {
     // An object that cannot be read is told by the source; a change of it wakes this again.
     let Ok(set) = &object.0 else { return Ok(Action::await_change()) };
     let key = SetKey::new(set.namespace().unwrap_or_default(), set.name_any());
@@ -394,7 +388,7 @@ async fn reconcile(
     Ok(Action::requeue(again))
 }
 
-fn retry(object: Arc<DeserializeGuard<SelectorSet>>, error: &ReconcileError, context: Arc<Context>) -> Action {
+fn retry(object: Arc<DeserializeGuard<SelectorSet>>, error: &selector_set::Error, context: Arc<Context>) -> Action {
     let key = SetKey::new(object.namespace().unwrap_or_default(), object.name_any());
     let failures = {
         let mut all = context.failures.lock();
@@ -402,13 +396,10 @@ fn retry(object: Arc<DeserializeGuard<SelectorSet>>, error: &ReconcileError, con
         *failures = failures.saturating_add(1);
         *failures
     };
-    let (reason, pause) = match error {
-        ReconcileError::Set(error) => (error.reason(), error.backoff(failures)),
-        ReconcileError::Finalizer(_) => ("finalizer", Duration::from_secs(1) * failures.min(60)),
-    };
+    let reason = error.reason();
     context.counts.reconciled(reason);
-    tracing::warn!(error = %DisplayChain(error), set = object.name_any(), reason, "SelectorSet not reconciled");
-    Action::requeue(pause)
+    tracing::warn!(error = chain(error), set = object.name_any(), reason, "SelectorSet not reconciled");
+    Action::requeue(error.backoff(failures))
 }
 
 fn names<'a, K>(kind: &'static str, object: &'a K) -> Option<(ObjectKey, &'a str)>

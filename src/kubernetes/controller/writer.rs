@@ -21,7 +21,10 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use crate::kubernetes::api::constants::{FIELD_MANAGER, condition, reason};
+use crate::kubernetes::api::{
+    ModelPool, SelectorSet,
+    constants::{FIELD_MANAGER, condition, reason},
+};
 
 /// How long a status stays the same before it is written, by the writes that its change has had.
 pub const SETTLE: [Duration; 4] =
@@ -268,14 +271,9 @@ fn conditions_of(status: &Value) -> Vec<Condition> {
 }
 
 async fn write(client: Client, key: &ObjectKey, status: &Value) -> Result<(), String> {
-    use crate::kubernetes::api::constants::{GROUP, VERSION};
-    let plural = format!("{}s", key.kind.to_lowercase());
-    let resource = ApiResource {
-        group: GROUP.to_owned(),
-        version: VERSION.to_owned(),
-        api_version: format!("{GROUP}/{VERSION}"),
-        kind: key.kind.to_owned(),
-        plural,
+    let resource = match key.kind {
+        "SelectorSet" => ApiResource::erase::<SelectorSet>(&()),
+        _ => ApiResource::erase::<ModelPool>(&()),
     };
     let api: Api<DynamicObject> = Api::namespaced_with(client, &key.namespace, &resource);
     let body = json!({

@@ -7,7 +7,7 @@ mod settings;
 
 use std::sync::Arc;
 
-use kube::{Client, Config};
+use kube::Client;
 use tokio::{sync::watch, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
@@ -22,19 +22,6 @@ use crate::{
     discovery::{SourceState, SourceStatus, source::SourceCounters},
     selection::catalog::SnapshotVersion,
 };
-
-/// A client for the cluster that this process runs in, or for the one that its kubeconfig names.
-///
-/// # Errors
-/// There is no such cluster.
-pub async fn client() -> Result<Client, String> {
-    // Another part of the process may have done it; either way there is one.
-    drop(rustls::crypto::ring::default_provider().install_default());
-    let mut config = Config::infer().await.map_err(|error| error.to_string())?;
-    // Who reads the cluster pauses and counts by itself.
-    config.default_retry = false;
-    Client::try_from(config).map_err(|error| error.to_string())
-}
 
 /// The running discovery. It ends when it is dropped.
 #[derive(Debug)]

@@ -7,13 +7,12 @@ use serde_json::{Map, Value, json};
 use crate::{
     kubernetes::{
         api::{ModelPool, ModelPoolSpec, crds},
+        connection::{NAMESPACE_FILE, own_namespace},
         source::check_pool,
     },
     service::file::read_bounded,
 };
 
-/// Where a pod finds its namespace.
-const NAMESPACE_FILE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
 /// Longest file of settings, in bytes.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
@@ -59,8 +58,7 @@ impl Settings {
     /// # Errors
     /// [`SettingsError`].
     pub fn new(service: &str, pool_file: Option<&Path>, namespace: Option<String>) -> Result<Self, SettingsError> {
-        let of_pod = || std::fs::read_to_string(NAMESPACE_FILE).ok().map(|text| text.trim().to_owned());
-        let namespace = namespace.or_else(of_pod).filter(|name| !name.is_empty());
+        let namespace = namespace.or_else(own_namespace).filter(|name| !name.is_empty());
         let namespace = namespace.ok_or(SettingsError::NoNamespace)?;
         let file = pool_file.map_or_else(|| "the pool".to_owned(), |path| path.display().to_string());
         let text = pool_file.map(read).transpose()?.unwrap_or_else(|| DEFAULT_POOL.to_owned());

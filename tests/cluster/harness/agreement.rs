@@ -10,10 +10,6 @@ use super::{
     wait::wait_until,
 };
 
-/// Bookings that may be left over on all replicas alike: an end that was told to a replica which did not know the worker, as
-/// while its catalog was behind, ends nothing, as in the reference.
-const MOST_LEFT: u64 = 256;
-
 /// Live bookings by worker and rank.
 type Live = BTreeMap<(u64, u64), u64>;
 
@@ -28,11 +24,18 @@ pub struct Agreement {
 
 impl Namespace {
     /// Waits until the selector pods with these labels are exactly `count` Ready ones that agree: the same workers, and the
-    /// same digest of `owner` (`k8s.NAMESPACE.SET`, `file.default`); each follows all others, with nothing diverged; and the
-    /// same bookings live, at most [`MOST_LEFT`]: a call that came to a replica more than ten seconds before it heard of the
-    /// booking ends nothing, and the booking expires.
+    /// same digest of `owner` (`k8s.NAMESPACE.SET`, `file.default`); each follows all others, with nothing diverged; and no
+    /// booking is live on any.
     #[track_caller]
     pub fn wait_for_agreement(&self, labels: &str, count: usize, owner: &str) -> Agreement {
+        self.wait_for_agreement_but_for(0, labels, count, owner)
+    }
+
+    /// The same, but that at most `most_left` bookings may be left over, on all replicas alike, until they expire: as in the
+    /// reference, an end that is told to a replica which does not know the worker ends nothing; nor does one that is told
+    /// more than ten seconds before the replica hears of the booking.
+    #[track_caller]
+    pub fn wait_for_agreement_but_for(&self, most_left: u64, labels: &str, count: usize, owner: &str) -> Agreement {
         wait_until(&format!("{count} selectors {labels} that agree"), || {
             let pods = self.try_pods(labels)?;
             if pods.len() != count || pods.iter().any(|p| !p.ready || p.terminating) {
@@ -51,7 +54,7 @@ impl Namespace {
             let (agreement, live) = common.ok_or_else(|| "no selectors".to_owned())?;
             match live.values().sum() {
                 0 => {}
-                left @ 1..=MOST_LEFT => println!("{left} bookings are left, on all {count} selectors {labels}"),
+                left if left <= most_left => println!("{left} bookings are left, on all {count} selectors {labels}"),
                 _ => return Err(format!("bookings are live: {live:?}")),
             }
             Ok(agreement)

@@ -202,7 +202,7 @@ fn content_decides_not_time_stamps() {
     for _ in 0..50 {
         fixture.replace(&swapped);
     }
-    fs::File::options().write(true).open(&fixture.path).unwrap().set_modified(SystemTime::now()).unwrap();
+    fs::File::options().write(true).open(&fixture.path).unwrap().set_modified(std::time::SystemTime::now()).unwrap();
     fixture.replace(&format!("# a comment\n{TWO}"));
     assert_eq!(fixture.until_workers(2).snapshot.unwrap().version.generation, 3);
     fixture.replace(TWO);

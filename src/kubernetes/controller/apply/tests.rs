@@ -1,3 +1,5 @@
+//! Applying against an apiserver in memory: what is written, left alone and refused.
+
 use k8s_openapi::api::core::v1::ConfigMap;
 use serde_json::json;
 

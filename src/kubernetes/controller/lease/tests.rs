@@ -1,3 +1,5 @@
+//! Elections against an apiserver that holds one Lease, with the rules of `resourceVersion`.
+
 use std::sync::Arc;
 
 use axum::{

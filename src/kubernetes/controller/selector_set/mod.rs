@@ -353,7 +353,7 @@ impl Pass<'_> {
         match call("delete", format!("Pod {}", pod.name), api.delete(&pod.name, &parameters)).await {
             Ok(_) => {}
             // Gone, or another of its name.
-            Err(error) if matches!(error.code(), Some(404 | 409)) => return Ok(()),
+            Err(error) if error.is_overtaken() => return Ok(()),
             Err(error) => return Err(error.into()),
         }
         let failing = pod.failing.as_deref().unwrap_or_default();

@@ -1,3 +1,5 @@
+//! What statuses say of given facts.
+
 use std::sync::Arc;
 
 use super::*;

@@ -17,7 +17,7 @@ use super::{
     Answer, EngineFacts, EngineKey,
     parse::{self, METRICS},
 };
-use crate::events::transport::backoff::Backoff;
+use crate::{events::transport::backoff::Backoff, telemetry::causes::innermost};
 
 /// Longest wait for one answer, its body included.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -124,7 +124,7 @@ async fn ask(http: &reqwest::Client, url: &str) -> Result<EngineFacts, String> {
 /// The body at `url`; none where there is no such route.
 async fn get(http: &reqwest::Client, url: &str) -> Result<Option<Vec<u8>>, String> {
     let call = async {
-        let mut response = http.get(url).send().await.map_err(|error| root(&error))?;
+        let mut response = http.get(url).send().await.map_err(|error| innermost(&error))?;
         let status = response.status().as_u16();
         match status {
             200 => {}
@@ -132,7 +132,7 @@ async fn get(http: &reqwest::Client, url: &str) -> Result<Option<Vec<u8>>, Strin
             _ => return Err(format!("{} answers {status}", response.url().path())),
         }
         let mut body = Vec::new();
-        while let Some(piece) = response.chunk().await.map_err(|error| root(&error))? {
+        while let Some(piece) = response.chunk().await.map_err(|error| innermost(&error))? {
             if body.len() + piece.len() > MAX_BODY {
                 return Err(format!("{} answers with more than {MAX_BODY} bytes", response.url().path()));
             }
@@ -144,13 +144,4 @@ async fn get(http: &reqwest::Client, url: &str) -> Result<Option<Vec<u8>>, Strin
         Ok(outcome) => outcome,
         Err(_) => Err(format!("no answer within {} s", CALL_TIMEOUT.as_secs())),
     }
-}
-
-/// The innermost cause, which says what happened.
-fn root(error: &reqwest::Error) -> String {
-    let mut cause: &dyn std::error::Error = error;
-    while let Some(next) = cause.source() {
-        cause = next;
-    }
-    cause.to_string()
 }

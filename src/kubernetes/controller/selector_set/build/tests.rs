@@ -1,3 +1,5 @@
+//! What is built from a spec, asserted on the typed objects.
+
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 use serde_json::json;
 
