@@ -13,6 +13,7 @@
 //! | [`http`] | the HTTP API | `server` |
 //! | [`demo`] | the whole on one machine: engines, selector, users, comparison | `server` |
 //! | [`engine`] | a stand-in engine with a real KV cache and real events | `server` |
+//! | [`simulation`] | routing policies under simulated load: engines and workloads in virtual time | `server` |
 //! | [`kubernetes`] | API types, the cluster as a source of workers, the operator | `controller` |
 //! | [`cli`] | one file a subcommand | `server` |
 //!
@@ -54,6 +55,8 @@ pub mod demo;
 pub mod engine;
 #[cfg(feature = "server")]
 pub mod http;
+#[cfg(feature = "server")]
+pub mod simulation;
 
 #[cfg(feature = "controller")]
 pub mod kubernetes;
