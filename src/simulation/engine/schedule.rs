@@ -106,6 +106,8 @@ pub struct Engine {
     decoding: u32,
     context: u64,
     step: Option<Step>,
+    /// The step under way only decodes, and so will those after it until a sequence ends.
+    quiet: bool,
     /// Tokens of the step under way for each of the first of `prefilling`.
     chunks: Vec<u32>,
     /// Blocks that had to go for it.
@@ -134,6 +136,7 @@ impl Engine {
             decoding: 0,
             context: 0,
             step: None,
+            quiet: false,
             chunks: Vec::new(),
             evicted: Vec::new(),
             busy: 0,
@@ -159,8 +162,9 @@ impl Engine {
             ..request
         });
         self.stats.peak_waiting = self.stats.peak_waiting.max(self.waiting.len() as u32);
-        if self.step.is_none() {
-            self.plan(now * PICOS);
+        match self.step {
+            Some(_) => self.quiet = false,
+            None => self.plan(now * PICOS),
         }
         Ok(())
     }
@@ -168,17 +172,15 @@ impl Engine {
     /// When something outside may next hear of this engine if nothing else is submitted; `None` when it is idle.
     pub fn next(&self) -> Option<Nanos> {
         let step = self.step?;
-        if !self.chunks.is_empty() {
-            return Some(nanos(step.end));
-        }
-        Some(nanos(step.start + self.stretch(self.steps_to_completion())))
+        let end = if self.quiet { step.start + self.stretch(self.steps_to_completion()) } else { step.end };
+        Some(nanos(end))
     }
 
     /// Takes all steps that end by `until`, and appends what they made known in the order of time.
     pub fn run(&mut self, until: Nanos, out: &mut Vec<EngineEvent>) {
         let until = until.saturating_mul(PICOS);
         while let Some(step) = self.step.filter(|step| step.end <= until) {
-            if self.chunks.is_empty() && self.skip(step, until) {
+            if self.quiet && self.skip(step, until) {
                 continue;
             }
             self.complete(step, out);
@@ -271,6 +273,8 @@ impl Engine {
             self.prefilling.push_back(slot);
         }
         let tokens = self.token_budget - budget;
+        // Whoever waits now does not fit, and will not before a sequence ends.
+        self.quiet = self.chunks.is_empty();
         self.step = (tokens > 0).then(|| {
             let end = start + self.cost.duration(tokens, pairs, self.context);
             Step { start, end }
