@@ -23,6 +23,8 @@
 
 mod cache;
 mod schedule;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 

@@ -13,12 +13,12 @@ use crate::simulation::{
 };
 
 /// A few lifetimes of a session.
-pub(super) const SECONDS: f64 = 600.0;
+pub(super) const SECONDS: f64 = 1200.0;
 
 /// Mean of the turns of a session.
 pub(super) const TURNS: f64 = 15.0;
-const FEWEST_TURNS: u32 = 10;
-const MOST_TURNS: u32 = 20;
+const FEWEST_TURNS: u32 = 5;
+const MOST_TURNS: u32 = 25;
 
 const TYPES: u32 = 6;
 /// Tokens of the system prompt of the first type, and what each further type has more.
@@ -26,7 +26,7 @@ const SYSTEM: u32 = 4096;
 const SYSTEM_STEP: u32 = 1024;
 const FEWEST_NEW: u32 = 800;
 const MOST_NEW: u32 = 2000;
-const OUTPUT: Tokens = Tokens { mean: 340.0, sigma: 0.6, least: 1, most: 4096 };
+const OUTPUT: Tokens = Tokens { mean: 300.0, sigma: 1.0, least: 1, most: 4096 };
 /// Mean of the time between an answer and the next turn, in seconds.
 const THINK: f64 = 5.0;
 

@@ -6,7 +6,7 @@ use fastrand::Rng;
 use super::{Blocks, Session, single};
 use crate::simulation::{
     Nanos, SECOND,
-    workload::random::{Tokens, arrival_gap, exponential, stream},
+    workload::random::{Tokens, arrival_gap, stream},
 };
 
 /// A few bursts.
@@ -19,18 +19,18 @@ const WARM: u32 = 4096;
 /// Shares of the hot prefix outside and inside bursts, and how many of the rest have a warm one.
 const HOT_SHARE: f64 = 0.35;
 const HOT_SHARE_IN_BURST: f64 = 0.65;
-const WARM_SHARE: f64 = 0.7;
+const WARM_SHARE: f64 = 0.75;
 
-/// Means of how long bursts and the time between them last, in seconds.
-const BURST: f64 = 15.0;
-const CALM: f64 = 60.0;
+/// How long bursts and the time between them last. Of fixed length, so that seeds do not differ in load.
+const BURST: Nanos = 20 * SECOND;
+const CALM: Nanos = 60 * SECOND;
 const BURST_RATE: f64 = 1.6;
 
-const SUFFIX: Tokens = Tokens { mean: 1000.0, sigma: 0.8, least: 16, most: 16_384 };
-const UNIQUE: Tokens = Tokens { mean: 5000.0, sigma: 0.7, least: 64, most: 32_768 };
-const OUTPUT: Tokens = Tokens { mean: 250.0, sigma: 0.6, least: 1, most: 2048 };
+const SUFFIX: Tokens = Tokens { mean: 1200.0, sigma: 1.0, least: 16, most: 16_384 };
+const UNIQUE: Tokens = Tokens { mean: 5000.0, sigma: 0.8, least: 64, most: 32_768 };
+const OUTPUT: Tokens = Tokens { mean: 300.0, sigma: 0.6, least: 1, most: 2048 };
 
-/// Bursts and the calm between them, of exponential length.
+/// Bursts and the calm between them.
 struct Bursts {
     burst: bool,
     until: Nanos,
@@ -47,8 +47,7 @@ impl Bursts {
             }
             now = self.until;
             self.burst = !self.burst;
-            let mean = if self.burst { BURST } else { CALM };
-            self.until += (exponential(rng, mean) * SECOND as f64) as Nanos;
+            self.until += if self.burst { BURST } else { CALM };
         }
     }
 }
@@ -58,8 +57,8 @@ pub(super) fn sessions(seed: u64, rate: f64) -> impl Iterator<Item = Session> + 
     let mut blocks = Blocks::default();
     let hot = blocks.prompt(&[], HOT);
     let warm = blocks.prefixes(WARM_PREFIXES, WARM);
-    // The first turn of this makes it a calm period.
-    let mut bursts = Bursts { burst: true, until: 0 };
+    // Where in the calm the first arrival falls is of the seed.
+    let mut bursts = Bursts { burst: false, until: rng.u64(..CALM) };
     let mut now = 0;
     (0..).map(move |id| {
         now = bursts.next(now, rate, &mut rng);
