@@ -8,6 +8,7 @@
 mod bookings;
 mod busy;
 mod forest;
+mod groups;
 mod order;
 mod owners;
 mod prefill;

@@ -5,13 +5,9 @@
 //! for prompts they share equally. Draining ranks and ranks whose prefill tokens decay by themselves are in no order.
 //! An order of one group by base cost has them as [`Slices`] too.
 
-use std::{
-    collections::{BTreeMap, btree_map::Entry},
-    ops::Bound::{Excluded, Unbounded},
-};
-
 use super::{
     RankLoad, Slot,
+    groups::Groups,
     slices::{Slices, key_of},
 };
 
@@ -44,28 +40,12 @@ impl Key {
     }
 }
 
-/// Ranks with equal inputs.
-#[derive(Debug)]
-enum Bucket {
-    One(Slot),
-    Many(Vec<Slot>),
-}
-
-/// Where a rank stands in an order.
-#[derive(Clone, Copy, Debug)]
-struct Place {
-    key: Key,
-    group: u32,
-    position: u32,
-}
-
 /// One order.
 #[derive(Debug)]
 pub(super) struct Order {
     spec: OrderSpec,
     block_size: f64,
-    groups: Vec<BTreeMap<Key, Bucket>>,
-    places: Vec<Option<Place>>,
+    ranks: Groups<Key>,
     /// The same base costs, where there is one group.
     slices: Option<Slices>,
 }
@@ -73,7 +53,7 @@ pub(super) struct Order {
 impl Order {
     pub(super) fn new(spec: OrderSpec, block_size: u32) -> Self {
         let slices = (spec.decode && !spec.by_taints).then(Slices::new);
-        Self { spec, block_size: f64::from(block_size), groups: Vec::new(), places: Vec::new(), slices }
+        Self { spec, block_size: f64::from(block_size), ranks: Groups::new(), slices }
     }
 
     pub(super) fn spec(&self) -> OrderSpec {
@@ -82,18 +62,12 @@ impl Order {
 
     /// Number of groups; some may be empty.
     pub(super) fn groups(&self) -> usize {
-        self.groups.len()
+        self.ranks.len()
     }
 
     /// Buckets of a group, cheapest first: base cost and slots.
     pub(super) fn buckets(&self, group: usize) -> impl Iterator<Item = (f64, &[Slot])> {
-        self.groups.get(group).into_iter().flatten().map(|(key, bucket)| {
-            let slots = match bucket {
-                Bucket::One(slot) => std::slice::from_ref(slot),
-                Bucket::Many(slots) => slots.as_slice(),
-            };
-            (f64::from_bits(key.cost), slots)
-        })
+        self.ranks.buckets(group).map(|(key, slots)| (f64::from_bits(key.cost), slots))
     }
 
     pub(super) fn slices(&self) -> Option<&Slices> {
@@ -102,80 +76,31 @@ impl Order {
 
     /// Whether all ranks with the slot's key in the slices are of the slot's bucket.
     pub(super) fn is_alone(&self, slot: Slot) -> bool {
-        let Some(Some(place)) = self.places.get(slot as usize) else { return false };
-        let group = &self.groups[place.group as usize];
-        let before = group.range(..place.key).next_back();
-        let after = group.range((Excluded(place.key), Unbounded)).next();
-        before.into_iter().chain(after).all(|(key, _)| key.sliced() != place.key.sliced())
+        let Some((key, _)) = self.ranks.place_of(slot) else { return false };
+        self.ranks.neighbours(slot).all(|other| other.sliced() != key.sliced())
     }
 
     /// Puts a rank where its load belongs.
     pub(super) fn place(&mut self, slot: Slot, load: &RankLoad, taints: u32) {
         let group = if self.spec.by_taints { taints } else { 0 };
         let key = self.key(load);
-        if let Some(Some(place)) = self.places.get(slot as usize)
-            && place.key == key
-            && place.group == group
-        {
+        let before = self.ranks.place_of(slot);
+        if before == Some((key, group)) {
             return;
         }
-        let before = self.unlink(slot);
         if let Some(slices) = &mut self.slices {
-            slices.change(slot, before.map(|key| key.sliced()), Some(key.sliced()));
+            slices.change(slot, before.map(|(key, _)| key.sliced()), Some(key.sliced()));
         }
-        if group as usize >= self.groups.len() {
-            self.groups.resize_with(group as usize + 1, BTreeMap::new);
-        }
-        let position = match self.groups[group as usize].entry(key) {
-            Entry::Vacant(vacant) => {
-                vacant.insert(Bucket::One(slot));
-                0
-            }
-            Entry::Occupied(mut bucket) => match bucket.get_mut() {
-                Bucket::One(first) => {
-                    let first = *first;
-                    *bucket.get_mut() = Bucket::Many(vec![first, slot]);
-                    1
-                }
-                Bucket::Many(slots) => {
-                    slots.push(slot);
-                    slots.len() - 1
-                }
-            },
-        };
-        if slot as usize >= self.places.len() {
-            self.places.resize(slot as usize + 1, None);
-        }
-        self.places[slot as usize] = Some(Place { key, group, position: position as u32 });
+        self.ranks.place(slot, group, key);
     }
 
     /// Takes a rank out.
     pub(super) fn take(&mut self, slot: Slot) {
-        if let Some(key) = self.unlink(slot)
+        if let Some(key) = self.ranks.take(slot)
             && let Some(slices) = &mut self.slices
         {
             slices.change(slot, Some(key.sliced()), None);
         }
-    }
-
-    /// Takes a rank out of its bucket; returns its key.
-    fn unlink(&mut self, slot: Slot) -> Option<Key> {
-        let place = self.places.get_mut(slot as usize).and_then(Option::take)?;
-        let group = &mut self.groups[place.group as usize];
-        let Entry::Occupied(mut entry) = group.entry(place.key) else { return Some(place.key) };
-        if let Bucket::Many(slots) = entry.get_mut()
-            && slots.len() > 1
-        {
-            slots.swap_remove(place.position as usize);
-            if let Some(&moved) = slots.get(place.position as usize)
-                && let Some(Some(place_of_moved)) = self.places.get_mut(moved as usize)
-            {
-                place_of_moved.position = place.position;
-            }
-            return Some(place.key);
-        }
-        entry.remove();
-        Some(place.key)
     }
 
     fn key(&self, load: &RankLoad) -> Key {
@@ -192,20 +117,9 @@ impl Order {
 
     #[cfg(test)]
     pub(super) fn check(&self) {
-        let mut count = 0;
-        for group in 0..self.groups.len() {
-            for (_, slots) in self.buckets(group) {
-                assert!(!slots.is_empty());
-                for (position, &slot) in slots.iter().enumerate() {
-                    let place = self.places[slot as usize].unwrap();
-                    assert_eq!((place.group as usize, place.position as usize), (group, position));
-                    count += 1;
-                }
-            }
-        }
-        assert_eq!(count, self.places.iter().flatten().count());
+        self.ranks.check();
         if let Some(slices) = &self.slices {
-            slices.check(|slot| Some((*self.places.get(slot as usize)?)?.key.sliced()));
+            slices.check(|slot| Some(self.ranks.place_of(slot)?.0.sliced()));
         }
     }
 }
