@@ -161,8 +161,13 @@ impl EventSink {
 
     /// `dp_rank` of the worker now holds `blocks`. A closed sink drops the event as [`StoreOutcome::Full`].
     pub fn store(&self, dp_rank: u32, tier: Tier, parent: Option<u64>, blocks: &[StoredBlock]) -> StoreOutcome {
-        let stored =
-            self.write(dp_rank, true, |partition, rank| partition.index.primary().store(rank, tier, parent, blocks));
+        let stored = self.write(dp_rank, true, |partition, rank| {
+            let outcome = partition.index.primary().store(rank, tier, parent, blocks);
+            if tier == Tier::Device && outcome == StoreOutcome::Applied {
+                partition.note_stored(rank, parent, blocks);
+            }
+            outcome
+        });
         stored.unwrap_or(StoreOutcome::Full)
     }
 

@@ -81,7 +81,6 @@ impl<T> Slab<T> {
         self.values.get_mut(key as usize)?.as_mut()
     }
 
-    #[cfg(test)]
     pub(in crate::selection) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         self.values.iter().enumerate().filter_map(|(key, value)| Some((key as u32, value.as_ref()?)))
     }

@@ -99,6 +99,7 @@ impl Collector for ServiceCollector {
         catalog(&shared, &mut encoder)?;
         index(&shared, &mut encoder)?;
         load(&shared, &mut encoder)?;
+        work(&shared, &mut encoder)?;
         shadows(&shared, &mut encoder)?;
         super::classifier::encode(&shared, &mut encoder)?;
         queue::encode(&shared, &mut encoder)?;
@@ -258,6 +259,31 @@ fn index(shared: &Shared, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     lanes.encode(encoder)?;
     orphans.encode(encoder)?;
     bytes.encode(encoder)
+}
+
+fn work(shared: &Shared, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    const LABELS: [&str; 2] = ["model", "group"];
+    let help = "Ranks by how their prefill work ahead is known";
+    let mut forms = Family::gauge("work_ahead_ranks", help, ["model", "group", "form"]);
+    let help = "Prefill tokens booked and not computed yet, as the work-ahead policy sees it";
+    let mut tokens = Family::gauge("work_ahead_tokens", help, LABELS);
+    let help = "Prefill tokens a second of one rank, as learned from first tokens";
+    let mut rate = Family::gauge("work_ahead_prefill_rate", help, LABELS);
+    let help = "Ranks whose events are late, broken or absent, so that own bookings count as cached there";
+    let mut unheard = Family::gauge("work_ahead_unheard_ranks", help, LABELS);
+    for (position, report) in shared.core.work_reports(&PartitionFilter::default()).into_iter().enumerate() {
+        let labels = partition_labels(position, &report.model_name, &report.routing_group);
+        for (form, ranks) in report.ranks {
+            forms.add([labels[0], labels[1], form], count(ranks));
+        }
+        tokens.add(labels, count(report.tokens));
+        rate.max(labels, report.rate);
+        unheard.add(labels, count(report.unheard_ranks));
+    }
+    forms.encode(encoder)?;
+    tokens.encode(encoder)?;
+    rate.encode(encoder)?;
+    unheard.encode(encoder)
 }
 
 fn load(shared: &Shared, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {

@@ -9,6 +9,7 @@
 //! | `classifiers` | request classifiers |
 //! | `queueing` | policy classes, and what waits |
 //! | `upkeep` | periodic work |
+//! | `work` | reports of prefill work ahead |
 //! | `requests` | selections, reservations, lifecycle, inspection |
 //! | `recovery` | dumps and snapshots of indexes |
 //! | `policies` | which policy partitions get |
@@ -29,6 +30,7 @@ mod requests;
 mod snapshots;
 mod takeover;
 mod upkeep;
+mod work;
 mod workers;
 
 #[cfg(test)]
@@ -54,6 +56,7 @@ pub use self::{
     policies::Plugins,
     recovery::HeldRanks,
     replicas::{BookingSnapshot, MergeReport, MirrorDrop, Mirrored, MissedCall, OriginDigest, PartitionDigests},
+    work::WorkReport,
 };
 use super::{
     catalog::Catalog,

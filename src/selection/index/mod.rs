@@ -369,6 +369,14 @@ impl PrefixIndex {
         self.write(|writer, cx| writer.names_of(lane.0, locals.get(..blocks)?, seqs.get(..blocks)?, cx))
     }
 
+    /// The chained hash of the block that `rank` holds on its device under `name`. Waits for the writer.
+    pub fn seq_of(&self, rank: WorkerWithDpRank, name: u64) -> Option<u64> {
+        self.write(|writer, cx| {
+            let (chunk, at) = writer.find(writer.lanes.get(rank)?, Tier::Device as usize, name, cx)?;
+            Some(writer.seq_at(chunk, at, cx))
+        })
+    }
+
     /// Hides what `rank` holds from lookups and shows its slot no lane, or shows both again. It is kept up to date
     /// meanwhile, over clears too, and exports show it.
     pub fn withhold(&self, rank: WorkerWithDpRank, withhold: bool) {

@@ -181,6 +181,17 @@ impl Forest {
         }
     }
 
+    /// The prompt that ends in a run.
+    pub(super) fn prompt(&self, last: u32) -> Vec<u64> {
+        let mut pieces = Vec::new();
+        let mut run = last;
+        while run != ROOT {
+            pieces.push(&*self.runs[run].blocks);
+            run = self.runs[run].parent;
+        }
+        pieces.into_iter().rev().flatten().copied().collect()
+    }
+
     /// Marks the blocks that only `booking` holds on its rank, from the end of its prompt upwards, as weighted by it.
     /// Returns where they begin, and tells of weights of the booking that counted there until now.
     pub(super) fn weigh_tail(

@@ -16,6 +16,7 @@ mod ranks;
 mod slices;
 mod tracker;
 mod weight;
+mod work;
 
 #[cfg(test)]
 mod tests;
@@ -33,6 +34,7 @@ pub(in crate::selection) use self::{
     order::OrderSpec,
     ranks::Row,
     slices::{Slices, key_of, least_cost},
+    work::{Line, Work, WorkForm, WorkSpec},
 };
 
 /// Dense id of a rank in a partition, stable while the rank is registered, reused afterwards.

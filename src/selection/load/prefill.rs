@@ -80,6 +80,17 @@ impl Prefills {
         true
     }
 
+    /// Tokens of all of them as booked, saturating.
+    pub(super) fn booked(&self) -> u64 {
+        u64::try_from(self.sum).unwrap_or(u64::MAX)
+    }
+
+    /// Tokens of the oldest, and when it was booked.
+    pub(super) fn head(&self, bookings: &Slab<Booking>) -> Option<(u64, Moment)> {
+        let oldest = bookings.get(self.oldest).filter(|_| self.count > 0)?;
+        Some((oldest.prefill_tokens, oldest.admitted))
+    }
+
     /// Whether the total changes by itself.
     pub(super) fn decays(&self, bookings: &Slab<Booking>) -> bool {
         self.unmodelled < self.count && bookings[self.oldest].duration().is_some()

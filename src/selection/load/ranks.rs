@@ -29,6 +29,8 @@ pub(super) struct Rank {
     pub(super) prefills: Prefills,
     pub(super) admitted: Admitted,
     pub(super) expiry_checked: Option<Moment>,
+    /// Its engine tells of its blocks.
+    pub(super) hears_events: bool,
 }
 
 impl Rank {
@@ -43,6 +45,7 @@ impl Rank {
             prefills: Prefills::new(),
             admitted: Admitted::new(),
             expiry_checked: None,
+            hears_events: false,
         }
     }
 

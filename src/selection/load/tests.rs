@@ -3,6 +3,7 @@
 mod examples;
 mod model;
 mod time;
+mod work;
 
 use super::*;
 use crate::selection::{identity::WorkerWithDpRank, moment::Moment};

@@ -1,5 +1,7 @@
 //! The load tracker: slots, bookings and everything derived from them, kept up to date at each change.
 
+mod ahead;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
@@ -18,6 +20,7 @@ use super::{
     ranks::{Rank, Row, TaintSets},
     slices::Slices,
     weight,
+    work::{PrefillEnd, Work},
 };
 use crate::selection::{identity::WorkerWithDpRank, moment::Moment, slab::Slab};
 
@@ -51,6 +54,12 @@ pub struct LoadTracker {
     changed_at: Vec<u64>,
     /// Registered ranks that take no bookings.
     draining: usize,
+    /// Work ahead, by what policies asked for.
+    works: Vec<Work>,
+    /// Memory of a look at ranks that are due.
+    due: Vec<Slot>,
+    /// Latest time that was told.
+    latest: Moment,
 }
 
 impl LoadTracker {
@@ -72,12 +81,16 @@ impl LoadTracker {
             changes: 0,
             changed_at: Vec::new(),
             draining: 0,
+            works: Vec::new(),
+            due: Vec::new(),
+            latest: Moment::default(),
         }
     }
 
     /// An empty tracker in the place of this one: its counts of changes go on.
     pub fn successor(&self) -> Self {
-        Self { membership: self.membership + 1, changes: self.changes + 1, ..Self::new(self.config.clone()) }
+        let (membership, changes, latest) = (self.membership + 1, self.changes + 1, self.latest);
+        Self { membership, changes, latest, ..Self::new(self.config.clone()) }
     }
 
     /// Grows with every rank that comes, goes or gets other facts.
@@ -131,6 +144,7 @@ impl LoadTracker {
             self.busy.set_capacity(slot, rank, self.ranks[slot].facts.max_num_batched_tokens);
         }
         self.reorder(slot);
+        self.upsert_work(slot);
         slot
     }
 
@@ -140,8 +154,9 @@ impl LoadTracker {
         let mut gone = Vec::new();
         while let Some(booking) = self.ranks[slot].admitted.oldest() {
             gone.push(self.bookings[booking].id);
-            self.drop_booking(booking, Moment::default());
+            self.drop_booking(booking, PrefillEnd::Dropped, self.latest);
         }
+        self.works.iter_mut().for_each(|work| work.remove(slot));
         self.ranks.remove(slot);
         self.decaying.remove(&slot);
         self.orders.iter_mut().for_each(|order| order.take(slot));
@@ -218,6 +233,7 @@ impl LoadTracker {
         rank.admitted.push(bookings, key);
         rank.requests += 1;
         rank.prefills.push(bookings, key, booking.prefill_tokens, booking.prefill_duration, now);
+        self.booked_work(slot, key, &booking.sequence, booking.prefill_tokens, now);
         self.changed(slot, now);
         (true, expired)
     }
@@ -225,8 +241,10 @@ impl LoadTracker {
     /// The prefill of a booking is done; idempotent. `false` when the booking is gone.
     pub fn prefill_complete(&mut self, id: BookingId, now: Moment) -> bool {
         let Some(&key) = self.ids.get(&id) else { return false };
-        let slot = self.bookings[key].slot;
+        let entry = &self.bookings[key];
+        let (slot, tokens, end) = (entry.slot, entry.prefill_tokens, PrefillEnd::FirstToken(entry.admitted));
         if self.ranks[slot].prefills.remove(&mut self.bookings, key, now) {
+            self.ended_work(slot, key, tokens, end, now);
             self.changed(slot, now);
         }
         true
@@ -235,7 +253,7 @@ impl LoadTracker {
     /// Ends a booking. `false` when it is gone.
     pub fn free(&mut self, id: BookingId, now: Moment) -> bool {
         let Some(&key) = self.ids.get(&id) else { return false };
-        self.drop_booking(key, now);
+        self.drop_booking(key, PrefillEnd::Untold, now);
         true
     }
 
@@ -439,11 +457,13 @@ impl LoadTracker {
                 break;
             }
             expired.push(entry.id);
-            self.drop_booking(oldest, now);
+            self.drop_booking(oldest, PrefillEnd::Dropped, now);
         }
     }
 
-    fn drop_booking(&mut self, key: u32, now: Moment) {
+    fn drop_booking(&mut self, key: u32, end: PrefillEnd, now: Moment) {
+        let Booking { slot, prefill_tokens, .. } = self.bookings[key];
+        self.ended_work(slot, key, prefill_tokens, end, now);
         let (rank, bookings) = {
             let slot = self.bookings[key].slot;
             (&mut self.ranks[slot], &mut self.bookings)
@@ -471,8 +491,10 @@ impl LoadTracker {
         let row = &mut self.rows[slot as usize];
         row.load = rank.load(&self.bookings, now);
         row.decays = rank.prefills.decays(&self.bookings);
+        self.latest = self.latest.max(now);
         self.note_change(slot);
         self.reorder(slot);
+        self.refresh_work(slot, now);
     }
 
     fn note_change(&mut self, slot: Slot) {
@@ -538,6 +560,7 @@ impl LoadTracker {
     pub(in crate::selection) fn check(&self) {
         self.forest.check();
         self.orders.iter().for_each(Order::check);
+        self.check_work();
         let ordered = self.rows.iter().filter(|row| row.takes_bookings && !row.decays).count();
         for order in &self.orders {
             let held: usize =

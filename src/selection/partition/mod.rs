@@ -34,8 +34,9 @@ use super::{
     config::SelectionConfig,
     core::classifiers::ClassifierSlot,
     error::SelectionError,
+    hash,
     identity::{PartitionKey, WorkerWithDpRank},
-    index::{Matches, PrefixIndex},
+    index::{Matches, PrefixIndex, StoredBlock},
     ingest::Trust,
     moment::Moment,
     policy::{PickRequest, Picked, context::RequestFacts, inputs::WorkerInputs},
@@ -354,6 +355,27 @@ impl Partition {
         &self.trust
     }
 
+    /// The engine of a rank told of blocks on its device: what is ahead of it is less by those of booked prompts.
+    pub(super) fn note_stored(&self, rank: WorkerWithDpRank, parent: Option<u64>, blocks: &[StoredBlock]) {
+        if !self.required_inputs().contains(WorkerInputs::PROGRESS) {
+            return;
+        }
+        let mut previous = match parent.map(|name| self.index.primary().seq_of(rank, name)) {
+            None => None,
+            Some(Some(seq)) => Some(seq),
+            // Taken away again meanwhile.
+            Some(None) => return,
+        };
+        let chained = blocks.iter().map(|block| {
+            let seq = previous.map_or(block.local, |before| hash::chain(before, block.local));
+            previous = Some(seq);
+            seq
+        });
+        let sequence: Vec<u64> = chained.collect();
+        // What a contained panic lost is counted there.
+        let _contained = self.with_state(|state| state.load.stored(rank, &sequence));
+    }
+
     pub(super) fn set_trust(&self, rank: WorkerWithDpRank, trust: Trust) {
         // Under the table's lock, so that the index shows what was said last.
         self.trust.set(rank, trust, |before| {
@@ -361,6 +383,8 @@ impl Partition {
                 self.health.contain(|| self.index.primary().withhold(rank, trust == Trust::Stale));
             }
         });
+        let flows = matches!(trust, Trust::Complete | Trust::Replayed | Trust::Partial);
+        let _contained = self.with_state(|state| state.load.set_event_flow(rank, flows));
     }
 
     /// A dump is stored into the index.

@@ -17,6 +17,7 @@ use crate::selection::{
     load::{BookingId, LoadConfig, LoadTracker, WorkerFacts},
     policy::{
         PickRequest, Picked,
+        inputs::WorkerInputs,
         own::{OwnPolicy, PartitionPolicies, PartitionPolicy},
     },
     queue::AdmissionQueue,
@@ -197,6 +198,9 @@ impl PartitionState {
 
     fn make_policy(&mut self) {
         self.policy = self.posted.post((self.policies)(&self.config, &self.scope));
+        if !self.posted.inputs().contains(WorkerInputs::PROGRESS) {
+            self.load.forget_work();
+        }
     }
 
     pub(super) fn replace_policy(&mut self, policies: Arc<PolicyFactory>) {

@@ -21,6 +21,8 @@ impl WorkerInputs {
     pub const LOAD: Self = Self(1 << 1);
     /// Multiplier of the request's preferred taints.
     pub const PREFERRED_TAINT: Self = Self(1 << 2);
+    /// Prefill work still ahead of each rank, for which the host follows what engines tell of. No view shows it.
+    pub(in crate::selection) const PROGRESS: Self = Self(1 << 4);
     /// Active requests of ranks as the host counts them. No view has an accessor for it; loads carry the same number.
     pub const OCCUPANCY: Self = Self(1 << 5);
     /// Everything a view can show.
@@ -46,6 +48,7 @@ impl WorkerInputs {
             (Self::CACHE, "cache"),
             (Self::LOAD, "load"),
             (Self::PREFERRED_TAINT, "preferred_taint"),
+            (Self::PROGRESS, "progress"),
             (Self::OCCUPANCY, "occupancy"),
         ]
         .into_iter()

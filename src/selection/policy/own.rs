@@ -19,6 +19,7 @@ use parking_lot::Mutex;
 use super::{
     CacheWeights, PickRequest, Picked, SelectionPolicy, builtin,
     builtin::default_cost::DefaultCost,
+    builtin::work_ahead::WorkAhead,
     eligibility,
     failures::{PluginComponent, PluginFailures, panic_text},
     host::{Failure, Host, Terms},
@@ -174,6 +175,13 @@ impl Maker {
                 let policy = DefaultCost::new(parameters, accounting, scope.block_size, false);
                 Instance::UnderLock(Box::new(policy.with_name(name)))
             }
+            Kind::WorkAhead(settings) => Instance::UnderLock(Box::new(WorkAhead::new(
+                settings,
+                accounting,
+                scope.block_size,
+                exclusive_affinity,
+                name,
+            ))),
             Kind::Components(stages) => {
                 let terms = Terms { accounting, block_size: scope.block_size, exclusive_affinity };
                 let name = name.unwrap_or_else(|| Arc::from("custom"));

@@ -6,7 +6,7 @@
 use std::{fmt, sync::Arc};
 
 use super::{
-    builtin::default_cost::DefaultCostParameters,
+    builtin::{default_cost::DefaultCostParameters, work_ahead::WorkAheadSettings},
     context::WorkerSelectionContext,
     inputs::{WorkerCandidate, WorkerCandidates, WorkerInputView, WorkerInputs},
 };
@@ -187,6 +187,8 @@ pub(super) enum Kind {
     /// The default cost, which chooses without a full scan. `None` = with the settings of the core and the overrides of
     /// requests.
     DefaultCost(Option<DefaultCostParameters>),
+    /// Prefill work ahead, which chooses without a full scan too.
+    WorkAhead(WorkAheadSettings),
 }
 
 /// A policy of one partition.
@@ -241,6 +243,11 @@ impl WorkerSelectionPolicy {
         Self { kind: Kind::DefaultCost(parameters), exclusive_affinity: true, label: worker_label, name: None }
     }
 
+    /// Prefill work ahead.
+    pub(super) fn work_ahead(settings: WorkAheadSettings, worker_label: &'static str) -> Self {
+        Self { kind: Kind::WorkAhead(settings), exclusive_affinity: true, label: worker_label, name: None }
+    }
+
     /// Whether an eligible affinity target is the only candidate (advice otherwise, the default).
     #[must_use]
     pub fn with_exclusive_affinity(mut self, exclusive: bool) -> Self {
@@ -260,6 +267,7 @@ impl WorkerSelectionPolicy {
         match &self.kind {
             Kind::Components(stages) => stages.inputs(),
             Kind::DefaultCost(_) => WorkerInputs::ALL,
+            Kind::WorkAhead(_) => WorkerInputs::ALL | WorkerInputs::PROGRESS,
         }
     }
 
@@ -268,11 +276,12 @@ impl WorkerSelectionPolicy {
         self.exclusive_affinity
     }
 
-    /// What each component reads, by stage and name, in the order of calls; none for the default cost.
+    /// What each component reads, by stage and name, in the order of calls; none for the default cost
+    /// and `work-ahead`.
     pub fn components(&self) -> Vec<PolicyComponent> {
         match &self.kind {
             Kind::Components(stages) => stages.components(),
-            Kind::DefaultCost(_) => Vec::new(),
+            Kind::DefaultCost(_) | Kind::WorkAhead(_) => Vec::new(),
         }
     }
 }

@@ -10,8 +10,11 @@ mod rank_choice;
 mod round_robin;
 mod session_sticky;
 mod soft_affinity;
+#[cfg(test)]
+mod testing;
 mod thunderagent;
 mod two_tier;
+pub(in crate::selection::policy) mod work_ahead;
 
 use std::sync::Arc;
 
@@ -32,7 +35,8 @@ use crate::selection::{config::SelectionConfig, partition::PolicyScope, worker::
 type Shipped = fn() -> WorkerSelectionPolicyProvider;
 
 /// Providers by type name.
-const SHIPPED: [(&str, Shipped); 12] = [
+const SHIPPED: [(&str, Shipped); 13] = [
+    ("work-ahead", work_ahead::provider),
     ("dynamo-default-cost-fn", named_default_cost::provider),
     ("dynamo-two-tier-cost-fn", two_tier::provider),
     ("thunderagent", thunderagent::provider),
