@@ -12,6 +12,8 @@ mod error;
 mod generate;
 mod profile;
 mod random;
+#[cfg(test)]
+mod tests;
 mod trace;
 
 use std::sync::Arc;

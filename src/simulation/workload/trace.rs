@@ -228,7 +228,7 @@ impl Rows {
     }
 
     fn parse(&mut self) -> Result<Row, LineError> {
-        let record: Record = serde_json::from_slice(&self.buffer).map_err(|error| {
+        let record: Record = serde_json::from_slice(self.buffer.trim_ascii_end()).map_err(|error| {
             let column = error.column();
             let text = error.to_string();
             let message = text.split(" at line ").next().unwrap_or_default().to_owned();
