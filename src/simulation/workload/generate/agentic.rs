@@ -12,10 +12,12 @@ use crate::simulation::{
     },
 };
 
-/// A few lifetimes of a session.
-pub(super) const SECONDS: f64 = 1200.0;
+/// Many lifetimes of a session: a policy that loses sessions to other workers falls behind slowly, and at the highest
+/// level the default cost of the reference does.
+pub(super) const SECONDS: f64 = 1400.0;
 
-/// Mean of the turns of a session.
+/// Mean of the turns of a session. The range is wide, so that most requests are of long sessions: a worker that knows
+/// the session has 92 % of the blocks.
 pub(super) const TURNS: f64 = 15.0;
 const FEWEST_TURNS: u32 = 5;
 const MOST_TURNS: u32 = 25;
@@ -26,8 +28,9 @@ const SYSTEM: u32 = 4096;
 const SYSTEM_STEP: u32 = 1024;
 const FEWEST_NEW: u32 = 800;
 const MOST_NEW: u32 = 2000;
+/// With what a turn adds, this gives idle times to the first token of 0.20, 0.29 and 0.42 s at p50, p90 and p99.
 const OUTPUT: Tokens = Tokens { mean: 300.0, sigma: 1.0, least: 1, most: 4096 };
-/// Mean of the time between an answer and the next turn, in seconds.
+/// Mean of the time between an answer and the next turn, in seconds: that of tools, not of people.
 const THINK: f64 = 5.0;
 
 pub(super) fn sessions(seed: u64, rate: f64) -> impl Iterator<Item = Session> + Send {

@@ -4,13 +4,14 @@
 use super::{Blocks, Session, single};
 use crate::simulation::workload::random::{Tokens, arrival_gap, stream};
 
-/// Several times what an answer takes.
+/// Several times what a long answer takes, so that the memory fills to what it is at the load.
 pub(super) const SECONDS: f64 = 800.0;
 
 const SYSTEM_PROMPTS: u32 = 20;
 const SYSTEM: u32 = 1024;
 /// The deviation gives idle times to the first token of 0.07, 0.27 and 0.76 s at p50, p90 and p99.
 const SUFFIX: Tokens = Tokens { mean: 1500.0, sigma: 1.0, least: 16, most: 32_768 };
+/// Wide: memory is reserved by the length of answers, and the long ones fill it at the highest level.
 const OUTPUT: Tokens = Tokens { mean: 1800.0, sigma: 0.97, least: 16, most: 16_384 };
 
 pub(super) fn sessions(seed: u64, rate: f64) -> impl Iterator<Item = Session> + Send {

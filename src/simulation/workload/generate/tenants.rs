@@ -10,8 +10,9 @@ pub(super) const SECONDS: f64 = 400.0;
 const TENANTS: u32 = 150;
 const EXPONENT: f64 = 0.9;
 const PREFIX: u32 = 6144;
-/// The deviation gives idle times to the first token of 0.08, 0.30 and 0.84 s at p50, p90 and p99.
+/// The deviation and the longest give idle times to the first token of 0.08, 0.30 and 0.84 s at p50, p90 and p99.
 const SUFFIX: Tokens = Tokens { mean: 1500.0, sigma: 1.0, least: 16, most: 10_240 };
+/// Around the mean as answers of a chat are.
 const OUTPUT: Tokens = Tokens { mean: 250.0, sigma: 0.6, least: 1, most: 2048 };
 
 pub(super) fn sessions(seed: u64, rate: f64) -> impl Iterator<Item = Session> + Send {
