@@ -29,7 +29,7 @@ mod tests;
 use std::sync::Arc;
 
 pub use self::schedule::Engine;
-use super::{MILLISECOND, Nanos};
+use super::{MILLISECOND, Nanos, SECOND};
 
 /// What an engine is made of. The defaults stand for a dense model of 70 billion parameters on four GPUs: about 13,300
 /// tokens a second in short prompts, 9,000 in long ones, and 15 ms for a decode step without context.
@@ -53,7 +53,7 @@ pub struct EngineConfig {
     pub block_size: u32,
     /// Sequences that may run at once; no more than the token budget count.
     pub max_sequences: u32,
-    /// Every time is divided by this: 0.5 is an engine of half the speed. Positive.
+    /// Every time is divided by this: 0.5 is an engine of half the speed.
     pub speed: f64,
 }
 
@@ -75,6 +75,28 @@ impl Default for EngineConfig {
 }
 
 impl EngineConfig {
+    /// Whether every number is in a range in which virtual time cannot overflow: counts of 1 or more, times of a step up
+    /// to a minute, times of a token up to 10 ms, and a speed of 0.001 to 1,000.
+    pub fn check(&self) -> Result<(), EngineError> {
+        let per_token = 0.0..=1e7;
+        let faults = [
+            ("token_budget", !(1..=1 << 24).contains(&self.token_budget)),
+            ("step_base", self.step_base > 60 * SECOND),
+            ("step_floor", self.step_floor > 60 * SECOND),
+            ("per_token", !per_token.contains(&self.per_token)),
+            ("attention", !per_token.contains(&self.attention)),
+            ("decode_context", !per_token.contains(&self.decode_context)),
+            ("kv_blocks", self.kv_blocks == 0),
+            ("block_size", !(1..=1 << 16).contains(&self.block_size)),
+            ("max_sequences", self.max_sequences == 0),
+            ("speed", !(1e-3..=1e3).contains(&self.speed)),
+        ];
+        match faults.into_iter().find(|&(_, wrong)| wrong) {
+            Some((field, _)) => Err(EngineError::Config { field }),
+            None => Ok(()),
+        }
+    }
+
     /// Time to the first token on an idle engine for `prompt_tokens` of which `cached_tokens` need not be computed.
     ///
     /// At least one token is computed, so this is the time of one step or more.
@@ -172,9 +194,15 @@ pub struct EngineStats {
     pub peak_waiting: u32,
 }
 
-/// Why an engine does not take a request.
+/// What an engine does not take: a request, or what it is made of.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EngineError {
+    /// A number of its configuration is out of range.
+    #[error("{field} of the engine is out of range")]
+    Config {
+        /// The field of [`EngineConfig`].
+        field: &'static str,
+    },
     /// It could never be admitted.
     #[error("request needs {needed} KV blocks, the engine has {available}")]
     TooLarge {

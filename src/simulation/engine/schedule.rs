@@ -117,7 +117,7 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// An idle engine with an empty cache.
+    /// An idle engine with an empty cache. The configuration has to pass its [check](EngineConfig::check).
     pub fn new(config: &EngineConfig) -> Self {
         let token_budget = config.token_budget.max(1);
         Self {

@@ -252,3 +252,21 @@ fn what_could_never_run_is_refused() {
     assert_eq!(engine.next(), None);
     engine.submit(request(0, 10 * 512 - 1, 1, &[]), 0).unwrap();
 }
+
+#[test]
+fn configurations_out_of_range_are_named() {
+    let good = EngineConfig::default();
+    assert_eq!(good.check(), Ok(()));
+    let cases = [
+        ("token_budget", EngineConfig { token_budget: 0, ..good.clone() }),
+        ("step_base", EngineConfig { step_base: 61 * SECOND, ..good.clone() }),
+        ("per_token", EngineConfig { per_token: f64::NAN, ..good.clone() }),
+        ("attention", EngineConfig { attention: -1.0, ..good.clone() }),
+        ("kv_blocks", EngineConfig { kv_blocks: 0, ..good.clone() }),
+        ("block_size", EngineConfig { block_size: 0, ..good.clone() }),
+        ("speed", EngineConfig { speed: 0.0, ..good.clone() }),
+    ];
+    for (field, config) in cases {
+        assert_eq!(config.check(), Err(EngineError::Config { field }));
+    }
+}
