@@ -5,7 +5,7 @@ use std::{collections::HashSet, fmt::Write as _, io::Write as _, path::Path, syn
 use fastrand::Rng;
 use tempfile::NamedTempFile;
 
-use super::{BLOCK_SIZE, Demand, Generator, Load, Profile, Session, Trace, Workload, WorkloadError};
+use super::{BLOCK_SIZE, Demand, Generator, Load, Profile, Session, Trace, Workload, WorkloadError, blocks::BlockSet};
 use crate::simulation::{
     MILLISECOND, Nanos, SECOND,
     engine::{Engine, EngineConfig, EngineRequest},
@@ -63,6 +63,15 @@ fn lines_become_requests() {
     assert_eq!(sessions[0].turns[0].output_tokens, 3);
     assert_eq!(sessions[0].id, sessions[1].id, "three shared blocks are a session");
     assert_ne!(sessions[0].id, sessions[2].id, "two are not");
+}
+
+#[test]
+fn cached_blocks_end_where_the_first_is_new() {
+    let mut seen = BlockSet::default();
+    assert_eq!(seen.extend(&[1, 2, 700, 3]), 0);
+    assert_eq!(seen.extend(&[1, 2, 9, 3]), 2);
+    assert_eq!(seen.extend(&[700, u64::MAX]), 1);
+    assert_eq!(seen.extend(&[u64::MAX, 9]), 2);
 }
 
 #[test]
@@ -216,7 +225,9 @@ fn generated_workloads_have_their_rate_and_are_of_one_seed() {
         let expected = workload.expected_requests(&asked).unwrap();
         assert!((requests as f64 / expected as f64 - 1.0).abs() < 0.05, "{generator:?}: {requests} of {expected}");
         // Bursts bring those of the hot prefix a little faster.
-        let rate = requests as f64 / (sessions.last().unwrap().start as f64 / SECOND as f64);
+        let seconds = sessions.last().unwrap().start as f64 / SECOND as f64;
+        assert!((0.8..1.1).contains(&(seconds / generator.duration())), "{generator:?}: {seconds} s");
+        let rate = requests as f64 / seconds;
         let relative = rate / (0.5 * generator.base_rate() * 8.0);
         assert!((0.9..1.25).contains(&relative), "{generator:?}: {relative}");
         let four = of(&Demand { workers: 32, ..asked });
