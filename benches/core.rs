@@ -1,7 +1,8 @@
 //! Request verbs of the core in process: `select`, and `select_and_reserve` with its release, by number of workers.
 //!
 //! Prompts have 128 blocks; half of them are a prefix that a quarter of the workers hold and live bookings share. With
-//! events off, the blocks of the last second's bookings are held instead, and expire.
+//! events off, the blocks of the last second's bookings are held instead, and expire. Under `work-ahead` a cycle
+//! has its first token told too.
 //! `cargo bench --bench core -- reserve` runs one group. Times are CPU times of the one thread that works.
 
 #![allow(missing_docs, reason = "criterion's macro makes a public function")]
@@ -24,8 +25,9 @@ use criterion::{BatchSize, BenchmarkId, Criterion, criterion_group, criterion_ma
 use pointsman::selection::{
     SelectionConfig, SelectionCore, Tier, hash,
     index::StoredBlock,
-    ingest::{EventSink, EventSource, EventSources},
+    ingest::{EventSink, EventSource, EventSources, Trust},
     moment::SystemClock,
+    policy::instances::WorkerSelectionConfig,
     request::{PromptInput, SelectRequest},
     worker::{WorkerFields, WorkerRequest},
 };
@@ -109,8 +111,12 @@ fn core_with(workers: u64, config: SelectionConfig) -> Arc<SelectionCore> {
             fields,
         });
         record.expect("accepted");
-        if events && worker_id % 4 == 0 {
-            sinks.0.lock().expect("no panic under the lock")[&worker_id].store(0, Tier::Device, None, &blocks);
+        if events {
+            let sinks = sinks.0.lock().expect("no panic under the lock");
+            sinks[&worker_id].set_trust(Trust::Complete);
+            if worker_id % 4 == 0 {
+                sinks[&worker_id].store(0, Tier::Device, None, &blocks);
+            }
         }
     }
     for booking in 0..(workers * BACKGROUND).cast_signed() {
@@ -193,9 +199,39 @@ fn bench_events_off(c: &mut Criterion<CpuTime>) {
     group.finish();
 }
 
+/// By prefill work ahead.
+fn bench_work_ahead(c: &mut Criterion<CpuTime>) {
+    let section = "{aggregated: instance, instances: [{name: instance, type: work-ahead}]}";
+    let section: WorkerSelectionConfig = serde_saphyr::from_str(section).expect("YAML");
+    let config = SelectionConfig { worker_selection: Some(Arc::new(section)), ..SelectionConfig::default() };
+    let mut group = c.benchmark_group("reserve, first token and free, work-ahead");
+    for workers in WORKERS {
+        let core = std::cell::LazyCell::new(|| core_with(workers, config.clone()));
+        let mut tail = 0;
+        group.bench_function(BenchmarkId::new("128 hashes", workers), |b| {
+            let core = &*core;
+            b.iter_batched(
+                || {
+                    tail += 1;
+                    request(prompt(tail))
+                },
+                |request| {
+                    let answer = now(core.select_and_reserve(request)).expect("booked");
+                    let id = answer.selection_id.as_deref().expect("generated");
+                    core.prefill_complete(id).expect("booked");
+                    core.free_reservation(id).expect("freed");
+                    black_box(answer)
+                },
+                BatchSize::SmallInput,
+            );
+        });
+    }
+    group.finish();
+}
+
 criterion_group! {
     name = benches;
     config = Criterion::default().with_measurement(CpuTime);
-    targets = bench, bench_events_off
+    targets = bench, bench_events_off, bench_work_ahead
 }
 criterion_main!(benches);

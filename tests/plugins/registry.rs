@@ -239,6 +239,7 @@ fn what_ships_is_registered() {
             "session-sticky",
             "soft-affinity-load-guard",
             "thunderagent",
+            "work-ahead",
         ]
     );
     assert!(registry.resolve(&KvRouterConfig::default()).unwrap().is_some(), "it has a default");
