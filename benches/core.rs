@@ -27,7 +27,7 @@ use pointsman::selection::{
     index::StoredBlock,
     ingest::{EventSink, EventSource, EventSources, Trust},
     moment::SystemClock,
-    policy::instances::WorkerSelectionConfig,
+    policy::instances::{WorkerSelectionConfig, WorkerSelectionInstance},
     request::{PromptInput, SelectRequest},
     worker::{WorkerFields, WorkerRequest},
 };
@@ -201,8 +201,17 @@ fn bench_events_off(c: &mut Criterion<CpuTime>) {
 
 /// By prefill work ahead.
 fn bench_work_ahead(c: &mut Criterion<CpuTime>) {
-    let section = "{aggregated: instance, instances: [{name: instance, type: work-ahead}]}";
-    let section: WorkerSelectionConfig = serde_saphyr::from_str(section).expect("YAML");
+    let instance = WorkerSelectionInstance {
+        name: "instance".into(),
+        policy_type: "work-ahead".into(),
+        parameters: Default::default(),
+        location: None,
+    };
+    let section = WorkerSelectionConfig {
+        aggregated: Some("instance".into()),
+        instances: vec![instance],
+        ..WorkerSelectionConfig::default()
+    };
     let config = SelectionConfig { worker_selection: Some(Arc::new(section)), ..SelectionConfig::default() };
     let mut group = c.benchmark_group("reserve, first token and free, work-ahead");
     for workers in WORKERS {

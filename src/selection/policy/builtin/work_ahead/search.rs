@@ -1,15 +1,16 @@
 //! The cheapest rank without pricing all of them, exactly.
 //!
-//! Ranks in small match classes and small sets of live prompts are priced first. Any other rank computes at least what
-//! the best of the wide classes and sets leaves of the prompt, which bounds its cost by its line; bands of lines are
-//! walked from the least bound on, and a band is left where its bound is above the best cost found. Where that does not
-//! end soon, all that is left is priced. Costs always come from the formula itself, and bounds are computed by the same
-//! operations on smaller numbers, so rounding cannot change the result.
+//! Ranks in small match classes and small sets of live prompts are priced first. Then each wide set is searched, those
+//! that leave least of the prompt first, and at last the ranks that share nothing with it. A rank of a set computes at
+//! least what the set leaves, which bounds its cost by its line: bands of lines are walked from the least bound on, and a
+//! band is left where its bound is above the best cost found. Where a walk does not end soon, all of its set is priced.
+//! Costs always come from the formula itself, and bounds are computed by the same operations on smaller numbers, so
+//! rounding cannot change the result.
 
 use super::cost::Pricing;
 use crate::selection::{
     index::{MatchClass, TierBlocks},
-    load::{Line, Slot},
+    load::{Line, Passed, Slot},
     policy::{eligibility::Filter, overlap},
 };
 
@@ -26,7 +27,7 @@ const SAMPLES: usize = if cfg!(test) { 4 } else { 32 };
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
     /// Runs of live prompts that the prompt passes through.
-    pub(super) path: Vec<crate::selection::load::Passed>,
+    pub(super) path: Vec<Passed>,
     /// By slot: the pick in which it was last priced.
     priced: Vec<u64>,
     pick: u64,
@@ -42,6 +43,15 @@ pub(super) struct Trace {
     pub(super) looked_at: usize,
 }
 
+/// Ranks that share something with the prompt and were not priced outright.
+#[derive(Clone, Copy)]
+enum Wide<'a> {
+    /// They hold it by the index.
+    Class(&'a MatchClass),
+    /// Live prompts of theirs hold it.
+    Run(Passed),
+}
+
 /// One search.
 pub(super) struct Search<'a> {
     pricing: &'a Pricing<'a>,
@@ -49,10 +59,10 @@ pub(super) struct Search<'a> {
     priced: &'a mut [u64],
     pick: u64,
     rng: &'a mut fastrand::Rng,
-    /// Classes that were not priced outright.
-    wide: Vec<&'a MatchClass>,
-    /// Least that a rank which was not priced outright has to compute.
-    least_own: f64,
+    /// With the least that any of their ranks has to compute.
+    wide: Vec<(f64, Wide<'a>)>,
+    /// No eligible rank has a lower factor by preferred taints.
+    least_multiplier: f64,
     best: f64,
     chosen: Option<Slot>,
     /// Ranks priced at `best`.
@@ -77,7 +87,7 @@ impl<'a> Search<'a> {
             pick: scratch.pick,
             rng,
             wide: Vec::new(),
-            least_own: pricing.own_tokens(TierBlocks::default()),
+            least_multiplier: 1.0,
             best: f64::INFINITY,
             chosen: None,
             ties: 0,
@@ -105,50 +115,79 @@ impl<'a> Search<'a> {
 
     /// The best of all eligible ranks.
     pub(super) fn open(mut self) -> Option<(Slot, f64)> {
-        let pricing = self.pricing;
+        self.least_multiplier = self.find_least_multiplier();
         self.price_small_sets();
-        let least_multiplier = self.least_multiplier();
-        let lines = pricing.work.lines();
+        for (own, wide) in std::mem::take(&mut self.wide) {
+            if !self.walk(own, Some(wide)) {
+                self.price_all_of(wide);
+            }
+        }
+        let own = self.pricing.own_tokens(TierBlocks::default());
+        if !self.walk(own, None) {
+            self.price_rest();
+        }
+        self.finish()
+    }
+
+    /// Finds the best rank of a set, or of all, none of which has to compute less than `own` tokens; `false` when that
+    /// takes too long.
+    fn walk(&mut self, own: f64, set: Option<Wide<'a>>) -> bool {
+        let lines = self.pricing.work.lines();
         let mut bands: Vec<(f64, u32, f64)> = Vec::with_capacity(16);
         for (band, slope) in lines.bands() {
             if let Some((first, _)) = lines.buckets(band).next() {
-                let bound = Line { slope, ..first }.cost(self.least_own) * least_multiplier;
-                bands.push((bound, band, slope));
+                bands.push((self.bound(Line { slope, ..first }, own), band, slope));
             }
         }
         bands.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
         let mut walked = 0;
         for (_, band, slope) in bands {
             for (line, slots) in lines.buckets(band) {
-                if (Line { slope, ..line }).cost(self.least_own) * least_multiplier > self.best {
+                if self.bound(Line { slope, ..line }, own) > self.best {
                     break;
                 }
                 // A bucket has one line, so the bound of its members is their own.
-                let least = line.cost(self.least_own);
-                if least * least_multiplier > self.best {
+                if self.bound(line, own) > self.best {
                     continue;
                 }
-                if slots.len() > LARGE && self.filter.admits_all() && self.draw(slots, least) {
+                if slots.len() > LARGE && self.filter.admits_all() && self.draw(slots, line.cost(own)) {
                     continue;
                 }
                 walked += slots.len();
                 if walked > self.patience() {
-                    self.price_rest();
-                    return self.finish();
+                    return false;
                 }
-                slots.iter().for_each(|&slot| self.visit(slot, None));
+                for &slot in slots {
+                    if set.is_none_or(|set| self.is_in(set, slot)) {
+                        self.visit(slot, None);
+                    }
+                }
             }
         }
-        self.finish()
+        true
     }
 
-    /// Ranks that may be priced one by one, across bands, before pricing all that is left is cheaper.
+    fn bound(&self, line: Line, own: f64) -> f64 {
+        line.cost(own) * self.least_multiplier
+    }
+
+    fn is_in(&mut self, set: Wide<'a>, slot: Slot) -> bool {
+        self.look();
+        match set {
+            Wide::Class(class) => {
+                let lane = self.pricing.request.index.lane_of_slot(slot);
+                lane.is_some_and(|lane| overlap::has(&class.lanes, lane))
+            }
+            Wide::Run(passed) => self.pricing.load.owners(passed).contains(slot),
+        }
+    }
+
+    /// Ranks that are walked one by one, across bands, before pricing all of a set is cheaper.
     fn patience(&self) -> usize {
         SMALL + self.pricing.load.rows().len() / 32
     }
 
-    /// No eligible rank has a lower factor by preferred taints.
-    fn least_multiplier(&mut self) -> f64 {
+    fn find_least_multiplier(&mut self) -> f64 {
         if self.pricing.request.constraints.preferred_taints.is_empty() {
             return 1.0;
         }
@@ -159,24 +198,37 @@ impl<'a> Search<'a> {
     /// Prices small classes and sets, and remembers the wide ones.
     fn price_small_sets(&mut self) {
         let pricing = self.pricing;
+        let nothing = pricing.own_tokens(TierBlocks::default());
         let mut shared = 0;
         if pricing.overlays_any() {
             // Deepest first: owners of a run are among those of the runs above it.
-            let wide = pricing.path.partition_point(|passed| pricing.load.owners(*passed).len() > SMALL);
-            for passed in pricing.path[wide..].iter().rev() {
-                pricing.load.owners(*passed).for_each(|slot| self.visit(slot, None));
+            for &passed in pricing.path.iter().rev() {
+                if pricing.load.owners(passed).len() <= SMALL {
+                    self.price_all_of(Wide::Run(passed));
+                    continue;
+                }
+                shared = shared.max(passed.depth);
+                let blocks = TierBlocks { device: passed.depth, ..TierBlocks::default() };
+                self.wide.push((pricing.own_tokens(blocks), Wide::Run(passed)));
             }
-            shared = wide.checked_sub(1).map_or(0, |at| pricing.path[at].depth);
-            self.least_own = pricing.own_tokens(TierBlocks { device: shared, ..TierBlocks::default() });
         }
         for class in &pricing.request.matches.classes {
             if overlap::at_most(&class.lanes, SMALL) {
-                self.price_class(class);
+                self.price_all_of(Wide::Class(class));
                 continue;
             }
+            // Live prompts may reach further than what the index has, and lower tiers beyond both.
             let most = TierBlocks { device: class.blocks.device.max(shared), ..class.blocks };
-            self.least_own = self.least_own.min(pricing.own_tokens(most));
-            self.wide.push(class);
+            self.wide.push((pricing.own_tokens(most), Wide::Class(class)));
+        }
+        self.wide.retain(|&(own, _)| own < nothing);
+        self.wide.sort_by(|a, b| a.0.total_cmp(&b.0));
+    }
+
+    fn price_all_of(&mut self, set: Wide<'a>) {
+        match set {
+            Wide::Class(class) => self.price_class(class),
+            Wide::Run(passed) => self.pricing.load.owners(passed).for_each(|slot| self.visit(slot, None)),
         }
     }
 
@@ -190,17 +242,11 @@ impl<'a> Search<'a> {
 
     /// Prices whatever was not priced.
     fn price_rest(&mut self) {
-        for class in std::mem::take(&mut self.wide) {
-            self.price_class(class);
-        }
         self.pools.clear();
         if self.ties == 0 {
             self.best = f64::INFINITY;
         }
-        // In no class any more.
-        for slot in 0..self.pricing.load.rows().len() as Slot {
-            self.visit(slot, Some(TierBlocks::default()));
-        }
+        (0..self.pricing.load.rows().len() as Slot).for_each(|slot| self.visit(slot, None));
     }
 
     /// Deals with ranks of one line by drawing from them: `false` when none of those drawn costs `least`, the least any
@@ -219,7 +265,10 @@ impl<'a> Search<'a> {
             (self.chosen, self.ties) = (None, 0);
             self.pools.clear();
         }
-        self.pools.push(slots);
+        // Two sets may leave equally much of the prompt.
+        if !self.pools.iter().any(|pool| std::ptr::eq(*pool, slots)) {
+            self.pools.push(slots);
+        }
         true
     }
 
