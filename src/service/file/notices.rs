@@ -18,7 +18,7 @@ use std::{
 
 use notify::{
     EventKind, RecommendedWatcher, RecursiveMode, Watcher,
-    event::{AccessKind, AccessMode, RemoveKind},
+    event::{AccessKind, AccessMode, ModifyKind, RemoveKind, RenameMode},
 };
 use parking_lot::Mutex;
 
@@ -113,6 +113,8 @@ pub enum Wake {
 struct Shared {
     stop: AtomicBool,
     named: AtomicBool,
+    /// An entry on the route was put there by a rename: what it leads to is whole.
+    renamed: AtomicBool,
     names: Mutex<HashSet<OsString>>,
     /// Removed directories whose watch is gone with them.
     removed: Mutex<HashSet<PathBuf>>,
@@ -139,6 +141,8 @@ pub struct Notices {
     woken: Receiver<()>,
     watcher: Option<RecommendedWatcher>,
     directories: BTreeMap<PathBuf, DirectoryId>,
+    /// When the last wait ended.
+    ended: Option<Instant>,
 }
 
 impl Notices {
@@ -154,15 +158,16 @@ impl Notices {
             {
                 for_events.removed.lock().extend(event.paths.iter().cloned());
             }
-            let Some(named) = judge(event, &for_events.names.lock()) else { return };
-            for_events.named.fetch_or(named, Ordering::AcqRel);
+            let Some(notice) = judge(event, &for_events.names.lock()) else { return };
+            for_events.named.fetch_or(notice != Notice::Other, Ordering::AcqRel);
+            for_events.renamed.fetch_or(notice == Notice::Renamed, Ordering::AcqRel);
             wake_events.try_send(()).ok();
         });
         let watcher = watcher
             .inspect_err(|error| tracing::warn!(%error, "no file notices from the system, looking at intervals"))
             .ok();
         let handle = StopHandle { shared: Arc::clone(&shared), wake };
-        (Self { shared, woken, watcher, directories: BTreeMap::new() }, handle)
+        (Self { shared, woken, watcher, directories: BTreeMap::new(), ended: None }, handle)
     }
 
     /// Watches `route` from now on. Returns whether a directory was added: what happened in it before is unknown.
@@ -194,8 +199,15 @@ impl Notices {
         added
     }
 
-    /// Waits for a notice, then until `quiet` has passed without one.
-    pub fn wait(&self, timeout: Duration, quiet: Duration) -> Wake {
+    /// Waits for a notice, then until `quiet` has passed without one. A rename into place needs no quiet, unless the last
+    /// wait ended less than `quiet` ago.
+    pub fn wait(&mut self, timeout: Duration, quiet: Duration) -> Wake {
+        let wake = self.wait_from(self.ended.map(|ended| ended + quiet), timeout, quiet);
+        self.ended = Some(Instant::now());
+        wake
+    }
+
+    fn wait_from(&self, rested: Option<Instant>, timeout: Duration, quiet: Duration) -> Wake {
         match self.woken.recv_timeout(timeout) {
             Err(RecvTimeoutError::Timeout) if !self.shared.stop.load(Ordering::Acquire) => return Wake::Timeout,
             Err(_) => return Wake::Stop,
@@ -203,10 +215,14 @@ impl Notices {
         }
         let end = Instant::now() + quiet * MAX_QUIET_PERIODS;
         while !self.shared.stop.load(Ordering::Acquire) && Instant::now() < end {
+            if self.shared.renamed.load(Ordering::Acquire) && rested.is_none_or(|rested| rested <= Instant::now()) {
+                break;
+            }
             if self.woken.recv_timeout(quiet).is_err() {
                 break;
             }
         }
+        self.shared.renamed.store(false, Ordering::Release);
         if self.shared.stop.load(Ordering::Acquire) {
             Wake::Stop
         } else if self.shared.named.swap(false, Ordering::AcqRel) {
@@ -217,10 +233,21 @@ impl Notices {
     }
 }
 
-/// Whether an event matters at all, and if so whether it is about an entry on the route.
-fn judge(event: notify::Result<notify::Event>, names: &HashSet<OsString>) -> Option<bool> {
+/// What an event is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Notice {
+    /// An entry on the route was put in place by a rename.
+    Renamed,
+    /// An entry on the route.
+    Named,
+    /// Something else in a watched directory.
+    Other,
+}
+
+/// What an event is about, if it matters at all.
+fn judge(event: notify::Result<notify::Event>, names: &HashSet<OsString>) -> Option<Notice> {
     // An error may stand for lost notices: look again.
-    let Ok(event) = event else { return Some(true) };
+    let Ok(event) = event else { return Some(Notice::Named) };
     match event.kind {
         EventKind::Access(AccessKind::Close(AccessMode::Write)) => {}
         // Reading the file raises these: reacting to them would never end.
@@ -228,7 +255,13 @@ fn judge(event: notify::Result<notify::Event>, names: &HashSet<OsString>) -> Opt
         _ => {}
     }
     let about_route = |path: &PathBuf| path.file_name().is_none_or(|name| names.contains(name));
-    Some(event.need_rescan() || event.paths.iter().any(about_route))
+    if event.kind == EventKind::Modify(ModifyKind::Name(RenameMode::To)) && event.paths.iter().any(about_route) {
+        Some(Notice::Renamed)
+    } else if event.need_rescan() || event.paths.iter().any(about_route) {
+        Some(Notice::Named)
+    } else {
+        Some(Notice::Other)
+    }
 }
 
 #[cfg(test)]
@@ -266,6 +299,20 @@ mod tests {
         assert_eq!(directories(&path), [root.join("links"), root.join("volume"), root.join("volume/..stamp")]);
         let names = route(&path).names;
         assert!(["etc", "w.yaml", "..data"].iter().all(|n| names.contains(OsStr::new(n))), "{names:?}");
+    }
+
+    #[test]
+    fn a_rename_into_place_is_not_waited_out() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("w.yaml");
+        let other = dir.path().join("w.yaml.new");
+        std::fs::write(&other, "whole").unwrap();
+        let (mut notices, _stop) = Notices::new();
+        assert!(notices.follow(&route(&path)));
+        std::fs::rename(&other, &path).unwrap();
+        // Quiet for longer than the test may take.
+        let hour = Duration::from_secs(3600);
+        assert_eq!(notices.wait(hour, hour), Wake::Named);
     }
 
     #[test]
