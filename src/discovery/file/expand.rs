@@ -1,12 +1,12 @@
 //! From a parsed file to worker records: defaults, ranks, derived ids, and the checks that need more than one field.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 
 use serde_saphyr::{Location, Spanned};
 
 use super::{
     error::{FileError, Place},
-    schema::{Defaults, Document, Entry, KvEvents, VERSION},
+    schema::{Defaults, Entry, KvEvents, VERSION},
 };
 use crate::discovery::identity::derive_ids;
 use crate::selection::{
@@ -38,76 +38,79 @@ impl Spot<'_> {
     }
 }
 
-/// Expands every entry.
-///
-/// # Errors
-/// The first value that cannot be meant.
-pub fn expand(document: Document, file: &str) -> Result<Vec<DesiredWorker>, FileError> {
-    if document.version.value != VERSION {
-        let at = document.version.referenced;
-        let place = Place { line_column: Some((at.line(), at.column())), field: "version".to_owned() };
-        let reason = format!("{} is not a version this program reads; it reads {VERSION}", document.version.value);
-        return Err(FileError::Value { file: file.to_owned(), place, reason });
-    }
-    let defaults = document.defaults.unwrap_or_default();
-    let mut by_id: HashMap<u64, Location> = HashMap::new();
-    let mut by_name: HashMap<[String; 3], Location> = HashMap::new();
-    let mut named = Vec::new();
-    let mut workers = Vec::with_capacity(document.workers.len());
-    for (index, entry) in document.workers.into_iter().enumerate() {
-        let spot = Spot { file, index, entry: entry.referenced };
-        let mut entry = entry.value;
-        let name = entry.name.take();
-        let worker = record(entry, &defaults, &spot, name.is_some())?;
-        let WorkerRequest { model_name, routing_group, .. } = &worker.desired.request;
-        if let Some(name) = name {
-            if name.value.is_empty() {
-                return Err(spot.value("name", Some(name.referenced), "must not be empty"));
-            }
-            let identity = [model_name.clone(), routing_group.clone(), name.value];
-            // Parts are joined by NUL to derive an id, so none may hold one.
-            if identity.iter().any(|part| part.contains('\0')) {
-                return Err(spot.value("name", Some(name.referenced), "name, model and group must not contain NUL"));
-            }
-            if let Some(first) = by_name.insert(identity.clone(), name.referenced) {
-                let what = format!("name {:?} in model {:?}, group {:?}", identity[2], identity[0], identity[1]);
-                return Err(spot.duplicate("name", name.referenced, what, first));
-            }
-            if worker.id_at.is_none() {
-                named.push((identity, index));
-            }
-        }
-        if let Some(at) = worker.id_at {
-            let id = worker.desired.request.worker_id;
-            if let Some(first) = by_id.insert(id, at) {
-                return Err(spot.duplicate("worker_id", at, format!("worker_id {id}"), first));
-            }
-        }
-        workers.push(worker.desired);
-    }
-    assign_ids(&named, &mut workers, by_id.into_keys().collect());
-    Ok(workers)
-}
-
-fn assign_ids(named: &[([String; 3], usize)], workers: &mut [DesiredWorker], mut taken: HashSet<u64>) {
-    let mut ids = vec![0; named.len()];
-    let mut identities: Vec<([&str; 3], &mut u64)> =
-        named.iter().zip(&mut ids).map(|((parts, _), id)| ([&*parts[0], &*parts[1], &*parts[2]], id)).collect();
-    derive_ids(&mut identities, &mut taken);
-    for ((_, index), id) in named.iter().zip(ids) {
-        workers[*index].request.worker_id = id;
-    }
-}
-
-/// A record whose id may still be missing.
-struct Expanded {
+/// One worker of a file: its record, and what decides its id.
+#[derive(Debug)]
+pub struct Expanded {
+    /// With id 0 where it is to be derived.
     desired: DesiredWorker,
+    name: Option<Spanned<String>>,
     /// Where the id was given; absent when it is to be derived.
     id_at: Option<Location>,
 }
 
-fn record(entry: Entry, defaults: &Defaults, spot: &Spot<'_>, named: bool) -> Result<Expanded, FileError> {
-    if entry.worker_id.is_none() && !named {
+/// Refuses a version that is not this one.
+pub fn check_version(version: &Spanned<u64>, file: &str) -> Result<(), FileError> {
+    if version.value == VERSION {
+        return Ok(());
+    }
+    let at = version.referenced;
+    let place = Place { line_column: Some((at.line(), at.column())), field: "version".to_owned() };
+    let reason = format!("{} is not a version this program reads; it reads {VERSION}", version.value);
+    Err(FileError::Value { file: file.to_owned(), place, reason })
+}
+
+/// Expands each entry by itself.
+///
+/// # Errors
+/// The first value that cannot be meant.
+pub fn expand(entries: Vec<Spanned<Entry>>, defaults: &Defaults, file: &str) -> Result<Vec<Expanded>, FileError> {
+    let with_spots = entries.into_iter().enumerate();
+    with_spots
+        .map(|(index, entry)| record(entry.value, defaults, &Spot { file, index, entry: entry.referenced }))
+        .collect()
+}
+
+/// The workers of a whole file: nothing may be there twice, and names become ids.
+///
+/// # Errors
+/// The first name or id that an earlier entry has, too.
+pub fn assemble(entries: &[Expanded], file: &str) -> Result<Vec<DesiredWorker>, FileError> {
+    let mut by_id: HashMap<u64, Location> = HashMap::new();
+    let mut by_name: HashMap<[&str; 3], Location> = HashMap::with_capacity(entries.len());
+    let mut named = Vec::with_capacity(entries.len());
+    for (index, entry) in entries.iter().enumerate() {
+        let request = &entry.desired.request;
+        // Only errors about both places are told here, and they say where both are.
+        let spot = |at| Spot { file, index, entry: at };
+        if let Some(name) = &entry.name {
+            let identity = [request.model_name.as_str(), request.routing_group.as_str(), name.value.as_str()];
+            if let Some(first) = by_name.insert(identity, name.referenced) {
+                let what = format!("name {:?} in model {:?}, group {:?}", identity[2], identity[0], identity[1]);
+                return Err(spot(name.referenced).duplicate("name", name.referenced, what, first));
+            }
+            if entry.id_at.is_none() {
+                named.push((identity, index));
+            }
+        }
+        if let Some(at) = entry.id_at {
+            let id = request.worker_id;
+            if let Some(first) = by_id.insert(id, at) {
+                return Err(spot(at).duplicate("worker_id", at, format!("worker_id {id}"), first));
+            }
+        }
+    }
+    let mut ids = vec![0; named.len()];
+    let mut identities: Vec<_> = named.iter().zip(&mut ids).map(|((identity, _), id)| (*identity, id)).collect();
+    derive_ids(&mut identities, &mut by_id.into_keys().collect());
+    let mut workers: Vec<_> = entries.iter().map(|entry| entry.desired.clone()).collect();
+    for ((_, index), id) in named.iter().zip(ids) {
+        workers[*index].request.worker_id = id;
+    }
+    Ok(workers)
+}
+
+fn record(entry: Entry, defaults: &Defaults, spot: &Spot<'_>) -> Result<Expanded, FileError> {
+    if entry.worker_id.is_none() && entry.name.is_none() {
         return Err(spot.value("", None, "a worker needs a name or a worker_id"));
     }
     let start = entry.data_parallel_start_rank.unwrap_or(0);
@@ -157,14 +160,26 @@ fn record(entry: Entry, defaults: &Defaults, spot: &Spot<'_>, named: bool) -> Re
         apply_kv_events(&events, start, size, &mut fields, spot)?;
     }
     let default = || "default".to_owned();
+    let model_name = entry.model_name.or_else(|| defaults.model_name.clone()).unwrap_or_else(default);
+    let routing_group = entry.routing_group.or_else(|| defaults.routing_group.clone()).unwrap_or_else(default);
+    if let Some(name) = &entry.name {
+        if name.value.is_empty() {
+            return Err(spot.value("name", Some(name.referenced), "must not be empty"));
+        }
+        // Parts are joined by NUL to derive an id, so none may hold one.
+        if [&model_name, &routing_group, &name.value].iter().any(|part| part.contains('\0')) {
+            return Err(spot.value("name", Some(name.referenced), "name, model and group must not contain NUL"));
+        }
+    }
     Ok(Expanded {
+        name: entry.name,
         id_at: entry.worker_id.as_ref().map(|id| id.referenced),
         desired: DesiredWorker {
             state: entry.state.unwrap_or_default(),
             request: WorkerRequest {
                 worker_id: entry.worker_id.map_or(0, |id| id.value),
-                model_name: entry.model_name.or_else(|| defaults.model_name.clone()).unwrap_or_else(default),
-                routing_group: entry.routing_group.or_else(|| defaults.routing_group.clone()).unwrap_or_else(default),
+                model_name,
+                routing_group,
                 fields,
             },
         },

@@ -6,7 +6,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use tokio::sync::watch;
 
-use super::{FileError, MAX_FILE_BYTES, Place, parse_bytes};
+use super::{FileError, MAX_FILE_BYTES, Place, reread::LastReading, text};
 use crate::{
     discovery::{Snapshot, SourceState, SourceStatus, epoch_now, source::SourceCounters},
     selection::catalog::SnapshotVersion,
@@ -60,6 +60,7 @@ impl WorkersFile {
             counters: Arc::clone(&counters),
             generation: 0,
             refusal: None,
+            reading: LastReading::default(),
         };
         let FollowOptions { debounce, poll, settle, .. } = options;
         let reader = Reader::new(path, Pace { debounce, poll, settle }, MAX_FILE_BYTES);
@@ -86,6 +87,7 @@ struct Follower {
     generation: u64,
     /// Why the content of the last reading was refused.
     refusal: Option<FileError>,
+    reading: LastReading,
 }
 
 impl Follower {
@@ -117,8 +119,8 @@ impl Follower {
         self.refusal = Some(error);
     }
 
-    fn parse(&self, bytes: Vec<u8>) -> Result<Snapshot, FileError> {
-        let workers = parse_bytes(bytes, &self.name)?;
+    fn parse(&mut self, bytes: Vec<u8>) -> Result<Snapshot, FileError> {
+        let workers = self.reading.read(text(bytes, &self.name)?, &self.name)?;
         let version = SnapshotVersion { epoch: self.epoch, generation: self.generation + 1 };
         Snapshot::new(version, workers).map_err(|e| FileError::Value {
             file: self.name.clone(),

@@ -6,6 +6,7 @@
 pub mod error;
 mod expand;
 pub mod follow;
+mod reread;
 mod schema;
 
 pub use error::{FileError, Place};
@@ -27,6 +28,21 @@ pub const MAX_FILE_BYTES: u64 = 256 << 20;
 /// # Errors
 /// [`FileError`]; never a part of the workers.
 pub fn parse(text: &str, file: &str) -> Result<Vec<DesiredWorker>, FileError> {
+    let document = document(text, file)?;
+    let defaults = document.defaults.unwrap_or_default();
+    expand::assemble(&expand::expand(document.workers, &defaults, file)?, file)
+}
+
+/// The file as it is written; a parser that panics is an error like others.
+fn document(text: &str, file: &str) -> Result<Document, FileError> {
+    let parsed = catch_unwind(AssertUnwindSafe(|| deserialize(text, file)));
+    parsed.unwrap_or_else(|_| {
+        let reason = "the parser failed on this text".to_owned();
+        Err(FileError::Syntax { file: file.to_owned(), place: Place::default(), reason })
+    })
+}
+
+fn deserialize(text: &str, file: &str) -> Result<Document, FileError> {
     if text.trim_start_matches('\u{feff}').trim().is_empty() {
         return Err(FileError::Empty { file: file.to_owned() });
     }
@@ -52,7 +68,8 @@ pub fn parse(text: &str, file: &str) -> Result<Vec<DesiredWorker>, FileError> {
             Kind::Value => FileError::Value { file, place, reason },
         }
     })?;
-    expand::expand(document, file)
+    expand::check_version(&document.version, file)?;
+    Ok(document)
 }
 
 /// Refuses tags that are none of YAML's core: what they stand on would be read as the type that is wanted, or, as
@@ -105,15 +122,15 @@ pub fn load(path: &Path) -> Result<Vec<DesiredWorker>, FileError> {
     let unreadable = |reason: String| FileError::Unreadable { file: file.clone(), reason };
     let bytes = read_bounded(path, MAX_FILE_BYTES).map_err(|e| unreadable(e.to_string()))?;
     let bytes = bytes.ok_or_else(|| FileError::TooLarge { file: file.clone(), limit: MAX_FILE_BYTES })?;
-    parse_bytes(bytes, &file)
+    parse(&text(bytes, &file)?, &file)
 }
 
-/// Reads the content of a file; a parser that panics is an error like others.
-fn parse_bytes(bytes: Vec<u8>, file: &str) -> Result<Vec<DesiredWorker>, FileError> {
-    let syntax = |reason: String| FileError::Syntax { file: file.to_owned(), place: Place::default(), reason };
-    let text = String::from_utf8(bytes).map_err(|e| syntax(format!("not UTF-8: {e}")))?;
-    let parsed = catch_unwind(AssertUnwindSafe(|| parse(&text, file)));
-    parsed.unwrap_or_else(|_| Err(syntax("the parser failed on this text".to_owned())))
+fn text(bytes: Vec<u8>, file: &str) -> Result<String, FileError> {
+    String::from_utf8(bytes).map_err(|error| FileError::Syntax {
+        file: file.to_owned(),
+        place: Place::default(),
+        reason: format!("not UTF-8: {error}"),
+    })
 }
 
 fn options() -> serde_saphyr::Options {

@@ -24,7 +24,7 @@ pub struct Document {
 }
 
 /// What workers of a file have in common. A worker's own value replaces it whole.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Defaults {
     pub model_name: Option<String>,

@@ -270,7 +270,15 @@ fn a_change_is_seen_without_any_notice() {
     fs::write(&path, THREE).unwrap();
     let (publish, status) = watch::channel(SourceState::default());
     let name = "workers.yaml".to_owned();
-    let mut follower = Follower { name, epoch: 7, publish, counters: Arc::default(), generation: 0, refusal: None };
+    let mut follower = Follower {
+        name,
+        epoch: 7,
+        publish,
+        counters: Arc::default(),
+        generation: 0,
+        refusal: None,
+        reading: LastReading::default(),
+    };
     let mut reader = Reader::new(path.clone(), Pace::default(), MAX_FILE_BYTES);
     let mut look = || reader.look(false).into_iter().for_each(|seen| follower.saw(seen));
     look();
