@@ -409,12 +409,15 @@ def catalog(options, report):
     """Times from the rename of the file to the moment every selector tells of its digest."""
     folder = tempfile.mkdtemp(prefix="pointsman-fleet-")
     path = os.path.join(folder, "workers.yaml")
+    changes = {}  # by worker; they stay, so that a file differs from the last one in one worker
 
     def write(workers, changed=None):
+        if changed:
+            changes[changed[0]] = changed[1]
         lines = ["version: 1", f"defaults: {{model_name: {MODEL}, block_size: 16}}",
                  "workers:"]
         lines += [f"  - {{name: gpu-{n}, endpoint: \"http://10.{n >> 16}.{n >> 8 & 255}.{n & 255}:8000\", "
-                  f"total_kv_blocks: {1000 + (changed[1] if changed and changed[0] == n else 0)}}}"
+                  f"total_kv_blocks: {1000 + changes.get(n, 0)}}}"
                   for n in range(workers)]
         with open(path + ".new", "w") as file:
             file.write("\n".join(lines) + "\n")

@@ -252,6 +252,8 @@ fn judge(event: notify::Result<notify::Event>, names: &HashSet<OsString>) -> Opt
         EventKind::Access(AccessKind::Close(AccessMode::Write)) => {}
         // Reading the file raises these: reacting to them would never end.
         EventKind::Access(_) => return None,
+        // Both ends of a rename have been told one by one.
+        EventKind::Modify(ModifyKind::Name(RenameMode::Both)) => return None,
         _ => {}
     }
     let about_route = |path: &PathBuf| path.file_name().is_none_or(|name| names.contains(name));
