@@ -18,6 +18,7 @@ pub mod policy;
 #[cfg(test)]
 mod reference;
 pub mod selector;
+pub mod simulate;
 
 use std::{path::Path, process::ExitCode};
 
@@ -48,6 +49,7 @@ Examples:
   pointsman mock-engine                             an engine to try it with
   pointsman bench                                   load on a selector that runs
   pointsman policy check policy.yaml                what a policy document comes to
+  pointsman simulate                                policies compared on simulated engines
   pointsman selector --help                         every flag, with its environment name";
 
 /// Choose the LLM inference worker for every request, from what is in every worker's KV cache and what every worker is
@@ -75,6 +77,7 @@ enum Command {
     #[cfg(feature = "controller")]
     Crds,
     Policy(policy::PolicyArgs),
+    Simulate(Box<simulate::SimulateArgs>),
     MockEngine(Box<mock_engine::MockEngineArgs>),
     Demo(demo::DemoArgs),
 }
@@ -126,8 +129,9 @@ pub fn run() -> ExitCode {
 pub fn run_with(registry: &RouterPluginRegistry) -> ExitCode {
     // A failed parse prints its message, or the help, and exits here: 2, or 0 for --help and --version.
     let cli = Cli::parse();
-    // Log lines would tear the demo's picture apart.
-    let default_filter = if matches!(cli.command, Command::Demo(_)) { "warn" } else { DEFAULT_FILTER };
+    // Log lines would tear pictures and bars apart.
+    let draws = matches!(cli.command, Command::Demo(_) | Command::Simulate(_));
+    let default_filter = if draws { "warn" } else { DEFAULT_FILTER };
     let outcome = start_logging(&cli.log, default_filter).and_then(|()| match cli.command {
         Command::Selector(args) => selector::run(*args, registry),
         Command::Discover(args) => discover::run(args),
@@ -138,6 +142,7 @@ pub fn run_with(registry: &RouterPluginRegistry) -> ExitCode {
         #[cfg(feature = "controller")]
         Command::Crds => crds::run(),
         Command::Policy(args) => policy::run(args, registry),
+        Command::Simulate(args) => simulate::run(*args, registry),
         Command::MockEngine(args) => mock_engine::run(*args),
         Command::Demo(args) => demo::run(&args),
     });

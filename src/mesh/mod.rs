@@ -10,6 +10,7 @@
 //! | `repair` | asking a peer for what is missing |
 //! | `state` | live bookings and sessions as a stream of frames |
 //! | `status`, `metrics` | what of it is shown |
+//! | `in_process` | the same messages between replicas of one process, carried by their host |
 //! | `fuzzing` | the entry point of the fuzz target |
 //!
 //! A booking goes out at once, on the thread of its request, and nobody waits for a peer. Nothing is relayed. What is
@@ -25,6 +26,7 @@ mod followed;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzzing;
+pub mod in_process;
 mod metrics;
 mod outlet;
 mod peers;

@@ -1,0 +1,146 @@
+//! What is measured of one cell: latencies, cache, balance.
+//!
+//! The first tenth of the arrivals is left out of every figure of requests: caches are cold and nothing is in flight
+//! then. Sums of engines are over the whole run.
+
+use serde::Serialize;
+
+use super::{
+    Nanos,
+    fleet::{Outcome, Record},
+};
+
+/// Share of the arrivals that only warm up, as one in this many.
+const WARM_UP: usize = 10;
+/// Tokens a second by which the time allowed for a prompt grows.
+const ALLOWED_RATE: f64 = 12_500.0;
+/// Time allowed for any prompt, in seconds.
+const ALLOWED_BASE: f64 = 0.5;
+/// Time to first token that people wait without noticing, in seconds.
+const PATIENCE: f64 = 2.0;
+
+/// A distribution of times, in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Times {
+    /// Half are below or at it.
+    pub p50: f64,
+    /// 90 % are.
+    pub p90: f64,
+    /// 99 % are.
+    pub p99: f64,
+    /// Mean.
+    pub mean: f64,
+}
+
+impl Times {
+    /// Exact quantiles, by nearest rank; sorts `nanos`. Zeros when there are none.
+    fn of(nanos: &mut [Nanos]) -> Self {
+        nanos.sort_unstable();
+        let Some(last) = nanos.len().checked_sub(1) else { return Self::default() };
+        let at = |quantile: f64| {
+            let rank = (quantile * nanos.len() as f64).ceil() as usize;
+            seconds(nanos[rank.saturating_sub(1).min(last)])
+        };
+        let sum: u128 = nanos.iter().map(|&time| u128::from(time)).sum();
+        let mean = sum as f64 / nanos.len() as f64 / 1e9;
+        Self { p50: at(0.5), p90: at(0.9), p99: at(0.99), mean }
+    }
+}
+
+/// The figures of a cell.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Figures {
+    /// Time from arrival to the first token, time in a router's queue included.
+    pub ttft: Times,
+    /// Time from arrival to the last token.
+    pub e2e: Times,
+    /// Time between two tokens of a request, in seconds: the mean over requests of their means.
+    pub itl_mean: f64,
+    /// Complete prompt blocks that were found in the cache of the worker, as a share of those asked.
+    pub block_hit_rate: f64,
+    /// Share of requests whose first token came within 2 s.
+    pub within_2s: f64,
+    /// Share of requests whose first token came within 0.5 s and twice the time of their prompt at 12,500 tokens a
+    /// second.
+    pub within_slo: f64,
+    /// Prompt tokens computed by the worker that computed most, as a multiple of the mean.
+    pub imbalance: f64,
+    /// Blocks evicted.
+    pub evictions: u64,
+    /// Finished requests that count.
+    pub counted: u64,
+    /// Requests that came and were not finished, of the whole run: refused ones, and those whose turn never came.
+    pub unfinished: u64,
+    /// The reason for which the first one was refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub refusal: Option<String>,
+    /// Wall-clock time of a decision, in nanoseconds: the one figure that differs from run to run.
+    pub ns_per_decision: f64,
+}
+
+impl Figures {
+    /// Sums a run up.
+    pub fn of(outcome: &Outcome) -> Self {
+        let requests = &outcome.requests;
+        let measured = &requests[requests.len() / WARM_UP..];
+        let done: Vec<(&Record, Nanos, Nanos)> = measured
+            .iter()
+            .filter_map(|record| {
+                Some((record, record.first_token? - record.arrived, record.finished? - record.arrived))
+            })
+            .collect();
+        let share = |count: usize| count as f64 / done.len().max(1) as f64;
+        let within = |limit: &dyn Fn(&Record) -> f64| {
+            share(done.iter().filter(|(record, ttft, _)| seconds(*ttft) <= limit(record)).count())
+        };
+        let gaps: Vec<f64> = done
+            .iter()
+            .filter(|(record, ..)| record.output_tokens > 1)
+            .map(|(record, first, end)| seconds(end - first) / f64::from(record.output_tokens - 1))
+            .collect();
+        let engines = &outcome.engines;
+        let sum = |of: &dyn Fn(&super::engine::EngineStats) -> u64| engines.iter().map(of).sum::<u64>();
+        let computed = sum(&|engine| engine.computed_prefill_tokens);
+        let most = engines.iter().map(|engine| engine.computed_prefill_tokens).max().unwrap_or(0);
+        let mut ttft: Vec<Nanos> = done.iter().map(|(_, ttft, _)| *ttft).collect();
+        let mut e2e: Vec<Nanos> = done.iter().map(|(.., e2e)| *e2e).collect();
+        Self {
+            ttft: Times::of(&mut ttft),
+            e2e: Times::of(&mut e2e),
+            itl_mean: gaps.iter().sum::<f64>() / gaps.len().max(1) as f64,
+            block_hit_rate: sum(&|engine| engine.hit_blocks) as f64 / sum(&|engine| engine.prompt_blocks).max(1) as f64,
+            within_2s: within(&|_| PATIENCE),
+            within_slo: within(&|record| ALLOWED_BASE + 2.0 * f64::from(record.prompt_tokens) / ALLOWED_RATE),
+            imbalance: most as f64 * engines.len() as f64 / computed.max(1) as f64,
+            evictions: sum(&|engine| engine.evictions),
+            counted: done.len() as u64,
+            unfinished: requests.iter().filter(|record| record.finished.is_none()).count() as u64,
+            refusal: outcome.refusal.clone(),
+            ns_per_decision: outcome.deciding.as_nanos() as f64 / outcome.decisions.max(1) as f64,
+        }
+    }
+
+    /// The same without what differs from run to run.
+    #[must_use]
+    pub fn repeatable(&self) -> Self {
+        Self { ns_per_decision: 0.0, ..self.clone() }
+    }
+}
+
+fn seconds(nanos: Nanos) -> f64 {
+    nanos as f64 / 1e9
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_are_nearest_ranks() {
+        let mut times: Vec<Nanos> = (1..=200).rev().map(|second| second * 1_000_000_000).collect();
+        let of = Times::of(&mut times);
+        assert_eq!((of.p50, of.p90, of.p99, of.mean), (100.0, 180.0, 198.0, 100.5));
+        assert_eq!(Times::of(&mut []), Times::default());
+        assert_eq!(Times::of(&mut [7_000_000_000]).p50, 7.0);
+    }
+}
