@@ -186,7 +186,7 @@ fn table(sides: Sides<'_>) -> Vec<String> {
         format!(
             "  {:NAME$}{}{}",
             "",
-            style(format!("{:SIDE$}", "pointsman")).bold().green(),
+            style(format!("{:SIDE$}", "pointsman (work-ahead)")).bold().green(),
             style("round robin").bold().yellow()
         ),
         style(format!("  {:NAME$}{:SIDE$}{:SIDE$}", "", HEAD, HEAD)).dim().to_string(),

@@ -25,6 +25,9 @@ use super::{
     knowledge::{self, Knowledge, PartitionDump, PartitionLoads},
 };
 
+/// The recommended policy, which an unconfigured selector does not run.
+const POLICY: &str = "worker_selection: {aggregated: mine, instances: [{name: mine, type: work-ahead}]}\n";
+
 /// Ports are taken from here: below those that outgoing connections get.
 const PORTS: std::ops::Range<u16> = 20_000..32_000;
 /// Longest time for one to go after it was told to.
@@ -71,6 +74,7 @@ impl Selectors {
     pub fn start(count: usize, program: PathBuf, workers: &str, client: reqwest::Client) -> Result<Self, DemoError> {
         let folder = TemporaryFolder::create().map_err(|source| DemoError::io("temporary folder", source))?;
         std::fs::write(folder.workers_file(), workers).map_err(|source| DemoError::io("workers file", source))?;
+        std::fs::write(folder.policy_file(), POLICY).map_err(|source| DemoError::io("policy file", source))?;
         let ports = free_ports(2 * count).map_err(|source| DemoError::io("selectors' sockets", source))?;
         let members = ports.chunks(2).map(|ports| Member {
             url: format!("http://127.0.0.1:{}", ports[0]),
@@ -125,7 +129,9 @@ impl Selectors {
             .args(["selector", "--host", "127.0.0.1", "--end-with-stdin"])
             .args(["--port", &member.http_port.to_string()])
             .arg("--workers-file")
-            .arg(self.workers_file());
+            .arg(self.workers_file())
+            .arg("--router-policy-config")
+            .arg(self.folder.policy_file());
         let others = self.members.iter().filter(|other| other.sync_port != member.sync_port);
         let others: Vec<String> = others.map(|other| format!("tcp://127.0.0.1:{}", other.sync_port)).collect();
         if !others.is_empty() {
@@ -276,6 +282,10 @@ impl TemporaryFolder {
 
     fn workers_file(&self) -> PathBuf {
         self.path().join("workers.yaml")
+    }
+
+    fn policy_file(&self) -> PathBuf {
+        self.path().join("policy.yaml")
     }
 }
 

@@ -199,7 +199,7 @@ impl PullPolicy {
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("!(has(self.policy) && has(self.document))").message("set either policy, a name, or document, a whole policy document"))]
 pub struct Router {
-    /// Type of the policy, such as least-loaded; default is the cost of the reference. A change acts without a restart.
+    /// Type of the policy, such as work-ahead; default, also when absent, is the cost of the reference. A change acts without a restart.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 128))]
     pub policy: Option<String>,
