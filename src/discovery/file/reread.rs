@@ -1,10 +1,13 @@
-//! Reads a workers file again: of ten thousand entries, only those around the change are parsed.
+//! Reads a workers file again: of ten thousand entries, only those that changed are parsed.
 //!
 //! The result is that of reading the whole text. Where a parser stands at the beginning of an entry of a block sequence
-//! depends on nothing but the structure that is open there, once anchors, aliases and tags are ruled out. So the entries
-//! before the change are what they were, and so are those behind it, if a short text of the lines in front of the first
-//! entry, the changed lines, and one more entry at the next one's indentation has that entry where it was put. Whatever is
-//! not as simple as that, errors above all, is left to a reading of the whole text.
+//! depends on nothing but the structure that is open there, once anchors, aliases and tags are ruled out. So lines that
+//! were an entry are the same entry again, wherever another one may begin. Whether lines that are new are entries, a short
+//! text tells: what stands in front of the first entry, these lines, and one more entry. There has to be an entry on each
+//! line where one was expected, and on no other. Whatever is not as simple as that, errors above all, is left to a reading
+//! of the whole text.
+
+use std::collections::HashMap;
 
 use super::{
     FileError, document,
@@ -79,31 +82,55 @@ impl Parts {
         let in_new = |begin: usize| new.len() - (old.len() - begin);
         let next = (same..self.begins.len()).find(|n| new[in_new(self.begins[*n]) - 1] == b'\n');
         let (next, end) = next.map_or((self.begins.len(), new.len()), |n| (n, in_new(self.begins[n])));
-        let head = &text[..self.begins[0]];
-        let changed = &text[self.begins[first]..end];
+        let from = self.begins[first];
+        let (head, changed) = (&text[..self.begins[0]], &text[from..end]);
+        let reaches_end = next == self.begins.len();
 
-        let mut short = [head, changed].concat();
-        let mark = (next < self.begins.len()).then(|| {
+        // Some stand between two changes, or have moved. What follows the last entry of all may be no entry, so that one
+        // is always parsed.
+        let known: HashMap<&str, usize> = (first..next.min(self.begins.len() - 1))
+            .map(|n| (&self.text[self.begins[n]..self.begins[n + 1]], n))
+            .collect();
+        let pieces = pieces(changed, self.indent);
+        let (mut short, mut lines) = (head.to_owned(), Vec::new());
+        let mut line = line_count(head) + 1;
+        let mut sources = Vec::with_capacity(pieces.len());
+        for (n, (_, piece)) in pieces.iter().enumerate() {
+            let is_last = reaches_end && n + 1 == pieces.len();
+            let source = known.get(piece).copied().filter(|_| !is_last);
+            if source.is_none() {
+                lines.push(line);
+                line += line_count(piece);
+                short.push_str(piece);
+            }
+            sources.push(source);
+        }
+        if !reaches_end {
+            lines.push(line);
             short.push_str(&" ".repeat(self.indent));
             short.push_str("- {}\n");
-            line_count(head) + line_count(changed) + 1
-        });
+        }
         let Document { defaults, mut workers, .. } = document(&short, file).ok()?;
         let defaults = defaults.unwrap_or_default();
-        if defaults != self.defaults {
+        // Every piece must be an entry, which ends where the next one begins.
+        if defaults != self.defaults || !workers.iter().map(|entry| entry.referenced.line()).eq(lines) {
             return None;
         }
-        if let Some(line) = mark {
-            let at = workers.pop()?.referenced;
-            if (at.line(), at.column()) != (line, self.indent as u64 + 3) {
-                return None;
-            }
+        if !reaches_end {
+            workers.pop();
         }
-        let lines = workers.iter().map(|entry| (entry.referenced.line() - line_count(head), entry.referenced.column()));
-        let begins = Begins::find(changed, self.begins[first], lines).filter(|begins| begins.indent == self.indent)?;
+
+        let mut parsed = expand(workers, &defaults, file).ok()?.into_iter();
+        let behind = self.entries.split_off(next);
+        let mut old: Vec<_> = self.entries.split_off(first).into_iter().map(Some).collect();
+        for source in sources {
+            // An entry that is there twice is an error, told by a reading of the whole.
+            self.entries.push(source.map_or_else(|| parsed.next(), |n| old[n - first].take())?);
+        }
+        self.entries.extend(behind);
         let behind: Vec<usize> = self.begins[next..].iter().map(|begin| in_new(*begin)).collect();
-        self.begins.splice(first.., begins.at.into_iter().chain(behind));
-        self.entries.splice(first..next, expand(workers, &defaults, file).ok()?);
+        self.begins.truncate(first);
+        self.begins.extend(pieces.iter().map(|(offset, _)| from + offset).chain(behind));
         let workers = assemble(&self.entries, file).ok()?;
         text.clone_into(&mut self.text);
         Some((self, workers))
@@ -142,6 +169,21 @@ impl Begins {
         }
         Some(Self { at, indent: indent? })
     }
+}
+
+/// `text`, cut before every line that begins as an entry does, with the offsets of the pieces.
+fn pieces(text: &str, indent: usize) -> Vec<(usize, &str)> {
+    let dash = " ".repeat(indent) + "- ";
+    let (mut pieces, mut begin, mut offset) = (Vec::new(), 0, 0);
+    for line in text.split_inclusive('\n') {
+        if offset > begin && line.starts_with(&dash) {
+            pieces.push((begin, &text[begin..offset]));
+            begin = offset;
+        }
+        offset += line.len();
+    }
+    pieces.push((begin, &text[begin..]));
+    pieces
 }
 
 fn reaches_far(text: &str) -> bool {

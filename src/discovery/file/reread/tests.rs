@@ -58,6 +58,8 @@ fn one_change_needs_no_other_entry() {
         by_changes(&old, &old.replace("http", "https"));
         by_changes(&old, &format!("{old}  # the end\n"));
         by_changes(&old, &file([2, 3, 4, 0, 1].map(entry)));
+        by_changes(&old, &file([0, 41, 2, 3, 42, 5, 6, 43, 8].map(entry)));
+        by_changes(&old, &file([0, 5, 41, 7, 2, 1, 8].map(entry)));
         by_changes(&old, &file([0].map(entry)));
     }
     let unindented = |n: usize| flow(n)[2..].to_owned();
@@ -99,6 +101,10 @@ fn what_reaches_past_an_entry_is_read_whole() {
         assert!(old.contains(from), "{from}");
         whole(&old, &old.replace(from, to));
     }
+    // Each of two entries goes on in the other, past one that did not change.
+    let quoted = |n: usize, end: &str| format!("  - {{name: gpu-{n}, endpoint: {end}\n");
+    let [open, close] = [quoted(4, "\"a"), "  - b\"}\n".to_owned()];
+    whole(&old, &old.replace(&flow(4), &open).replace(&flow(6), &close));
     // The list has ended, so that what follows belongs to nothing.
     let plain = old.replace("defaults: {model_name: llama, block_size: 16}\n", "");
     for end in ["defaults: {}\n", "...\n"] {
