@@ -55,6 +55,14 @@ pub fn workload(name: &str, traces: Option<&Path>) -> Result<Workload, Catalogue
     Ok(Workload::Trace(Arc::new(Trace::open(name, path, levels)?)))
 }
 
+/// The load of the highest level of the workload called `name`, as the share that
+/// [`Load::Share`](super::workload::Load::Share) means; `None` when there is none.
+pub fn highest_share(name: &str) -> Option<f64> {
+    let generated = Generator::ALL.into_iter().find(|generator| generator.name() == name);
+    let traces = || TRACES.iter().find(|(known, ..)| *known == name).map(|(.., levels)| *levels);
+    generated.map(Generator::levels).or_else(traces).map(|[.., highest]| highest)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -63,6 +71,7 @@ mod tests {
     fn every_name_is_known() {
         let folder = tempfile::tempdir().expect("a folder");
         for name in NAMES {
+            assert!(highest_share(name).is_some(), "{name}");
             match workload(name, Some(folder.path())) {
                 Ok(workload) => assert_eq!(workload.name(), name),
                 Err(error) => assert!(matches!(error, CatalogueError::Missing { .. }), "{name}: {error}"),

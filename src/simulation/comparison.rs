@@ -60,7 +60,7 @@ impl Ratios {
 }
 
 /// `None` of nothing.
-fn geometric_mean(values: impl Iterator<Item = f64>) -> Option<f64> {
+pub(super) fn geometric_mean(values: impl Iterator<Item = f64>) -> Option<f64> {
     let (sum, count) = values.fold((0.0, 0_u32), |(sum, count), value| (sum + value.ln(), count + 1));
     (count > 0).then(|| (sum / f64::from(count)).exp())
 }

@@ -29,11 +29,24 @@ pub struct Cell {
     pub workload: Workload,
     /// How much of it.
     pub demand: Demand,
-    /// Who serves it; seed and workers are the cell's.
+    /// Who serves it.
     pub fleet: FleetConfig,
 }
 
 impl Cell {
+    /// `workload` as `demand` wants it, called `load`, in front of a fleet like `fleet` of the demand's size and seed.
+    pub fn new(workload: &Workload, load: String, demand: Demand, fleet: &FleetConfig) -> Self {
+        let fleet = FleetConfig { workers: demand.workers, seed: demand.seed, ..fleet.clone() };
+        let name = CellName {
+            workload: workload.name().to_owned(),
+            load,
+            workers: fleet.workers,
+            replicas: fleet.replicas,
+            seed: fleet.seed,
+        };
+        Self { name, workload: workload.clone(), demand, fleet }
+    }
+
     /// Runs it with one policy.
     ///
     /// # Errors

@@ -11,6 +11,7 @@
 //! | [`figures`] | what is measured of a run |
 //! | [`grid`] | cells, and the threads that run them |
 //! | [`comparison`], [`quality`] | policies against a baseline; the routing quality index |
+//! | [`study`] | the cells of the index, and its other figures |
 //! | [`report`] | all of it as text, CSV and a page with charts |
 //!
 //! Engines and workloads are pure: no clock, no sockets, and every random number from the seed they are given. Selectors
@@ -26,6 +27,7 @@ pub mod fleet;
 pub mod grid;
 pub mod quality;
 pub mod report;
+pub mod study;
 pub mod workload;
 
 /// Virtual time: nanoseconds since the start of the simulation.
@@ -46,6 +48,12 @@ pub enum SimulationError {
     /// The workload.
     #[error(transparent)]
     Workload(#[from] workload::WorkloadError),
+    /// A workload that is not there.
+    #[error(transparent)]
+    Catalogue(#[from] catalogue::CatalogueError),
+    /// Of an index not one workload is there.
+    #[error("no workload of the index is there: {0}")]
+    NoCells(String),
     /// A worker that the core does not take.
     #[error("the selector does not take the simulated workers: {0}")]
     Worker(String),

@@ -12,41 +12,12 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::{
-    comparison::{CellFigures, CellName, Comparison, Ratios, WorstCell, worst},
+    comparison::{CellFigures, CellName, Comparison, Ratios, WorstCell, geometric_mean, worst},
     figures::{Figures, Times},
-    workload::LEVELS,
 };
 
 /// The workload that is also left out.
 const AGENTIC: &str = "agentic";
-
-/// Which cells an index is made of.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Scope {
-    /// Names of workloads.
-    pub workloads: Vec<&'static str>,
-    /// Fleet sizes.
-    pub workers: Vec<u32>,
-    /// Seeds.
-    pub seeds: Vec<u64>,
-}
-
-impl Scope {
-    /// All cells.
-    pub fn full() -> Self {
-        Self { workloads: super::catalogue::NAMES.to_vec(), workers: vec![8, 32], seeds: vec![1, 2, 3] }
-    }
-
-    /// A few cells that need no trace and take seconds.
-    pub fn small() -> Self {
-        Self { workloads: vec!["tenants", "hot"], workers: vec![8], seeds: vec![1] }
-    }
-
-    /// How many cells it has, were all workloads there.
-    pub fn cells(&self) -> usize {
-        self.workloads.len() * usize::from(LEVELS) * self.workers.len() * self.seeds.len()
-    }
-}
 
 /// Lowest and highest of several seeds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -66,6 +37,23 @@ pub struct ReplicaPenalty {
     pub p90: f64,
     /// Cells it is the mean of.
     pub cells: usize,
+}
+
+/// The highest load at which first tokens come in time, as a multiple of that of level 4.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Sustainable {
+    /// Geometric mean of the policy's as a multiple of the baseline's.
+    pub ratio: f64,
+    /// By workload: the policy's, and the baseline's.
+    pub by_workload: BTreeMap<String, [f64; 2]>,
+}
+
+impl Sustainable {
+    /// Puts workloads together; `None` without any.
+    pub fn of(by_workload: BTreeMap<String, [f64; 2]>) -> Option<Self> {
+        let ratios = by_workload.values().map(|[policy, baseline]| policy / baseline);
+        Some(Self { ratio: geometric_mean(ratios)?, by_workload })
+    }
 }
 
 /// One cell of the index.
@@ -120,6 +108,9 @@ pub struct Quality {
     /// What many selectors cost, when that was asked.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replica_penalty: Option<ReplicaPenalty>,
+    /// How much the policy can be asked, when that was asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sustainable: Option<Sustainable>,
     /// Every cell.
     pub cells: Vec<QualityCell>,
 }
@@ -164,6 +155,7 @@ impl Quality {
             cells_defined,
             skipped: comparison.skipped.clone(),
             replica_penalty: None,
+            sustainable: None,
             cells,
         })
     }

@@ -9,10 +9,10 @@ use crate::{
     simulation::{
         Nanos, SECOND,
         catalogue::{self, CatalogueError},
-        comparison::CellName,
         engine::EngineConfig,
         fleet::FleetConfig,
         grid::Cell,
+        study,
         workload::{Demand, Load, Trace, Workload},
     },
 };
@@ -61,18 +61,18 @@ pub(super) struct WorkArgs {
 pub(super) struct RouterArgs {
     /// Selectors; each request goes to a random one
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
-    pub replicas: u32,
+    replicas: u32,
     /// Time until the other selectors know of a booking, or never
     #[arg(long, value_name = "TIME", default_value = "5ms", value_parser = time_or_never)]
-    pub mesh_lag: Delay,
+    mesh_lag: Delay,
     /// Time until selectors know what a step of an engine cached, or never
     #[arg(long, value_name = "TIME", default_value = "50ms", value_parser = time_or_never)]
-    pub event_delay: Delay,
+    event_delay: Delay,
 }
 
 /// A delay; `None` = what is delayed never arrives.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Delay(Option<Nanos>);
+struct Delay(Option<Nanos>);
 
 /// The engines.
 #[derive(Clone, Debug, Args)]
@@ -116,10 +116,10 @@ pub(super) struct ThreadArgs {
 }
 
 impl RouterArgs {
-    /// A fleet of `workers`.
-    fn fleet(&self, engine: &EngineArgs, workers: u32, seed: u64) -> FleetConfig {
+    /// A fleet of these selectors and engines; its size and seed are up to cells.
+    pub fn fleet(&self, engine: &EngineArgs) -> FleetConfig {
         FleetConfig {
-            workers,
+            workers: 1,
             engine: EngineConfig {
                 token_budget: engine.token_budget,
                 kv_blocks: engine.kv_blocks,
@@ -135,21 +135,8 @@ impl RouterArgs {
             event_delay: self.event_delay.0,
             replicas: self.replicas,
             mesh_lag: self.mesh_lag.0,
-            seed,
+            seed: 0,
         }
-    }
-
-    /// A cell of these selectors and engines.
-    pub fn cell(&self, engine: &EngineArgs, workload: &Workload, label: String, demand: Demand) -> Cell {
-        let fleet = self.fleet(engine, demand.workers, demand.seed);
-        let name = CellName {
-            workload: workload.name().to_owned(),
-            load: label,
-            workers: demand.workers,
-            replicas: self.replicas,
-            seed: demand.seed,
-        };
-        Cell { name, workload: workload.clone(), demand, fleet }
     }
 }
 
@@ -194,29 +181,24 @@ impl WorkArgs {
             return vec![(format!("speed {speed}"), Load::Rate(rate * speed))];
         }
         let levels = if self.load.is_empty() { &[3][..] } else { &self.load };
-        levels.iter().map(|&level| level_of(level)).collect()
+        levels.iter().map(|&level| study::level(level)).collect()
     }
 
     /// Every workload, load, fleet and seed.
-    pub fn cells(&self, workloads: &[Workload], engine: &EngineArgs, routers: &RouterArgs) -> Vec<Cell> {
+    pub fn cells(&self, workloads: &[Workload], fleet: &FleetConfig) -> Vec<Cell> {
         let mut cells = Vec::new();
         for workload in workloads {
             for &workers in &self.workers {
                 for (label, load) in self.loads(workload) {
                     for &seed in &self.seeds {
                         let demand = Demand { workers, load, seed, jitter: self.jitter };
-                        cells.push(routers.cell(engine, workload, label.clone(), demand));
+                        cells.push(Cell::new(workload, label.clone(), demand, fleet));
                     }
                 }
             }
         }
         cells
     }
-}
-
-/// A load level, and how it is called.
-pub(super) fn level_of(level: u8) -> (String, Load) {
-    (format!("load {level}"), Load::Level(level))
 }
 
 /// A time with its unit, or in seconds.

@@ -22,13 +22,7 @@ use self::flags::{EngineArgs, RouterArgs, ThreadArgs, WorkArgs};
 use super::{CliError, selector};
 use crate::{
     selection::policy::registry::RouterPluginRegistry,
-    simulation::{
-        candidate::Candidate,
-        comparison::{CellName, Comparison},
-        figures::Figures,
-        grid::{self, Cell},
-        report,
-    },
+    simulation::{candidate::Candidate, comparison::Comparison, grid, report},
 };
 
 /// What is compared when nothing is named, where it is linked.
@@ -134,31 +128,23 @@ fn compare(args: &CompareArgs, registry: &RouterPluginRegistry) -> Result<(), Cl
         }
     }
     let workloads = args.work.workloads()?;
-    let cells = args.work.cells(&workloads, &args.engine, &args.routers);
-    let runs = run_cells(&cells, &candidates, args.output.threads)?;
+    let cells = args.work.cells(&workloads, &args.routers.fleet(&args.engine));
+    let bar = progress(cells.len() * candidates.len());
+    let runs = grid::run(&cells, &candidates, args.output.threads.threads, &|| bar.inc(1));
+    bar.finish_and_clear();
+    let runs = runs.map_err(CliError::failed)?;
     let labels: Vec<String> = candidates.iter().map(|candidate| candidate.label().to_owned()).collect();
     args.output.write(&Comparison::new(&labels, runs, Vec::new()))
 }
 
-/// Runs cells, with a bar that shows how far it has come.
-fn run_cells(
-    cells: &[Cell],
-    candidates: &[Candidate],
-    threads: ThreadArgs,
-) -> Result<Vec<(CellName, Vec<Figures>)>, CliError> {
-    let bar = progress((cells.len() * candidates.len()) as u64);
-    let runs = grid::run(cells, candidates, threads.threads, &|| bar.inc(1));
-    bar.finish_and_clear();
-    runs.map_err(CliError::failed)
-}
-
-fn progress(runs: u64) -> ProgressBar {
+/// A bar that shows how many of `runs` are done.
+fn progress(runs: usize) -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
     let style = ProgressStyle::with_template("{elapsed:>4} {wide_bar} {pos}/{len} runs, {eta} left");
     let style = style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("━━─");
-    let bar = ProgressBar::new(runs).with_style(style);
+    let bar = ProgressBar::new(runs as u64).with_style(style);
     bar.enable_steady_tick(Duration::from_millis(200));
     bar
 }

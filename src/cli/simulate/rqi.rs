@@ -6,18 +6,15 @@ use clap::Args;
 
 use super::{
     candidate,
-    flags::{EngineArgs, RouterArgs, ThreadArgs, level_of},
-    run_cells, write,
+    flags::{EngineArgs, RouterArgs, ThreadArgs},
+    progress, write,
 };
 use crate::{
     cli::CliError,
     selection::policy::registry::RouterPluginRegistry,
     simulation::{
-        catalogue::{self, CatalogueError},
-        comparison::Comparison,
-        grid::Cell,
-        quality::{Quality, ReplicaPenalty, Scope},
-        workload::{Demand, LEVELS},
+        quality::Quality,
+        study::{Scope, Study},
     },
 };
 
@@ -26,7 +23,7 @@ use crate::{
 /// The geometric mean, over 144 cells, of the 90 % quantile of the time to first token as a multiple of the baseline's: six
 /// workloads, four loads, 8 and 32 workers, three seeds. Two of the workloads are traces; without them 96 cells are left.
 /// Beside it stand the same without `agentic`, for other figures, by workload and fleet, the worst cell, and the spread over
-/// seeds.
+/// seeds. With --replicas the policy is run again with as many selectors, and compared with itself.
 #[derive(Clone, Debug, Args)]
 pub(super) struct RqiArgs {
     /// The policy: a name, or the path of a document (YAML)
@@ -47,6 +44,9 @@ pub(super) struct RqiArgs {
     /// Seeds [default: 1, 2 and 3]
     #[arg(long, alias = "seed", value_name = "N", value_delimiter = ',')]
     seeds: Vec<u64>,
+    /// Look for the highest load that both sustain, too: with 8 workers and the first seed
+    #[arg(long)]
+    sustainable: bool,
     /// Print JSON, with every cell
     #[arg(long)]
     json: bool,
@@ -71,19 +71,20 @@ pub(super) fn run(args: &RqiArgs, registry: &RouterPluginRegistry) -> Result<(),
     if !args.seeds.is_empty() {
         scope.seeds.clone_from(&args.seeds);
     }
-    let mut skipped = Vec::new();
-    let single = RouterArgs { replicas: 1, ..args.routers.clone() };
-    let runs = run_cells(&cells(args, &scope, &single, &mut skipped)?, &candidates, args.threads)?;
-    let alone: Vec<_> = runs.iter().filter_map(|(_, figures)| figures.get(1).cloned()).collect();
-    let labels = [args.baseline.clone(), args.policy.clone()];
-    let comparison = Comparison::new(&labels, runs, skipped);
-    let quality = Quality::of(&comparison, scope.cells());
-    let mut quality = quality.ok_or_else(|| CliError::Failed("no workload of the index is there".to_owned()))?;
-    if args.routers.replicas > 1 {
-        let cells = cells(args, &scope, &args.routers, &mut Vec::new())?;
-        let many = run_cells(&cells, &candidates[1..], args.threads)?;
-        let many: Vec<_> = many.into_iter().filter_map(|(_, figures)| figures.into_iter().next()).collect();
-        quality.replica_penalty = ReplicaPenalty::of(args.routers.replicas, &alone, &many);
+    let study = Study {
+        baseline: &candidates[0],
+        policy: &candidates[1],
+        scope,
+        traces: args.traces.as_deref(),
+        fleet: args.routers.fleet(&args.engine),
+        threads: args.threads.threads,
+    };
+    let bar = progress(study.runs());
+    let quality = study.quality(&|| bar.inc(1));
+    bar.finish_and_clear();
+    let mut quality = quality.map_err(CliError::failed)?;
+    if args.sustainable {
+        quality.sustainable = study.sustainable().map_err(CliError::failed)?;
     }
     let text = if args.json {
         serde_json::to_string_pretty(&quality).map_err(CliError::failed)? + "\n"
@@ -91,35 +92,6 @@ pub(super) fn run(args: &RqiArgs, registry: &RouterPluginRegistry) -> Result<(),
         text(&quality)
     };
     write("-".as_ref(), &text).map(drop)
-}
-
-/// Cells of the workloads that are there.
-fn cells(
-    args: &RqiArgs,
-    scope: &Scope,
-    routers: &RouterArgs,
-    skipped: &mut Vec<String>,
-) -> Result<Vec<Cell>, CliError> {
-    let mut cells = Vec::new();
-    for name in &scope.workloads {
-        let workload = match catalogue::workload(name, args.traces.as_deref()) {
-            Ok(workload) => workload,
-            Err(missing @ CatalogueError::Missing { .. }) => {
-                skipped.push(missing.to_string());
-                continue;
-            }
-            Err(error) => return Err(CliError::failed(error)),
-        };
-        for &workers in &scope.workers {
-            for (label, load) in (1..=LEVELS).map(level_of) {
-                for &seed in &scope.seeds {
-                    let demand = Demand { workers, load, seed, jitter: None };
-                    cells.push(routers.cell(&args.engine, &workload, label.clone(), demand));
-                }
-            }
-        }
-    }
-    Ok(cells)
 }
 
 fn text(quality: &Quality) -> String {
@@ -140,6 +112,12 @@ fn text(quality: &Quality) -> String {
     if let Some(penalty) = quality.replica_penalty {
         let name = format!("{} selectors", penalty.replicas);
         writeln!(out, "  {name:<16} {:.3}    p90 as a multiple of that with one", penalty.p90).ok();
+    }
+    if let Some(sustainable) = &quality.sustainable {
+        writeln!(out, "  sustained load   {:.3}    as a multiple of the baseline's", sustainable.ratio).ok();
+        for (name, [policy, baseline]) in &sustainable.by_workload {
+            writeln!(out, "    {name:<14} {policy:.2}     against {baseline:.2} times load 4").ok();
+        }
     }
     writeln!(out, "\n  {:<16} {:>6} {:>6} {:>6} {:>6}", "", "p50", "p90", "p99", "e2e").ok();
     let workers = quality.by_workers.iter().map(|(workers, ratios)| (format!("{workers} workers"), ratios));

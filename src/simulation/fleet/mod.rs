@@ -14,6 +14,8 @@
 //! cache events, engines by number, periodic work, arrivals), so that equal seeds give equal outcomes.
 
 mod replica;
+#[cfg(test)]
+mod tests;
 mod waiting;
 
 use std::{
