@@ -1,6 +1,9 @@
 //! Workloads by the names of the command line.
 
-use std::{path::Path, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use super::workload::{Generator, Trace, Workload, WorkloadError};
 
@@ -23,18 +26,25 @@ pub enum CatalogueError {
         name: String,
     },
     /// Its trace is not there.
-    #[error("{name} needs the trace {file}, which is not in {place}")]
+    #[error("{name} needs the trace {file}{}", missing(folder.as_deref()))]
     Missing {
         /// The workload.
         name: &'static str,
         /// The trace.
         file: &'static str,
         /// Where it was looked for.
-        place: String,
+        folder: Option<PathBuf>,
     },
     /// Its trace cannot be read.
     #[error(transparent)]
     Trace(#[from] WorkloadError),
+}
+
+fn missing(folder: Option<&Path>) -> String {
+    match folder {
+        Some(folder) => format!(", which is not in {}", folder.display()),
+        None => "; name its folder with --traces".to_owned(),
+    }
 }
 
 /// The workload called `name`; traces are looked for in the folder `traces`.
@@ -49,8 +59,7 @@ pub fn workload(name: &str, traces: Option<&Path>) -> Result<Workload, Catalogue
     let &(name, file, levels) = known.ok_or_else(|| CatalogueError::Unknown { name: name.to_owned() })?;
     let path = traces.map(|folder| folder.join(file));
     let Some(path) = path.filter(|path| path.is_file()) else {
-        let place = traces.map_or_else(|| "a folder that --traces names".to_owned(), |path| path.display().to_string());
-        return Err(CatalogueError::Missing { name, file, place });
+        return Err(CatalogueError::Missing { name, file, folder: traces.map(Path::to_owned) });
     };
     Ok(Workload::Trace(Arc::new(Trace::open(name, path, levels)?)))
 }

@@ -1,7 +1,8 @@
 //! What is measured of one cell: latencies, cache, balance.
 //!
 //! The first tenth of the arrivals is left out of every figure of requests: caches are cold and nothing is in flight
-//! then. Sums of engines are over the whole run.
+//! then. A request that never got its tokens counts as if they came at the end of the run, so that no policy looks
+//! better for leaving some out. Sums of engines are over the whole run.
 
 use serde::Serialize;
 
@@ -67,7 +68,7 @@ pub struct Figures {
     pub imbalance: f64,
     /// Blocks evicted.
     pub evictions: u64,
-    /// Finished requests that count.
+    /// Requests that count.
     pub counted: u64,
     /// Requests that came and were not finished, of the whole run: refused ones, and those whose turn never came.
     pub unfinished: u64,
@@ -85,17 +86,19 @@ impl Figures {
         let measured = &requests[requests.len() / WARM_UP..];
         let done: Vec<(&Record, Nanos, Nanos)> = measured
             .iter()
-            .filter_map(|record| {
-                Some((record, record.first_token? - record.arrived, record.finished? - record.arrived))
+            .map(|record| {
+                let since = |at: Option<Nanos>| at.unwrap_or(outcome.ended).saturating_sub(record.arrived);
+                (record, since(record.first_token), since(record.finished))
             })
             .collect();
         let share = |count: usize| count as f64 / done.len().max(1) as f64;
         let within = |limit: &dyn Fn(&Record) -> f64| {
-            share(done.iter().filter(|(record, ttft, _)| seconds(*ttft) <= limit(record)).count())
+            let is_within = |record: &Record, ttft| record.finished.is_some() && seconds(ttft) <= limit(record);
+            share(done.iter().filter(|(record, ttft, _)| is_within(record, *ttft)).count())
         };
         let gaps: Vec<f64> = done
             .iter()
-            .filter(|(record, ..)| record.output_tokens > 1)
+            .filter(|(record, ..)| record.output_tokens > 1 && record.finished.is_some())
             .map(|(record, first, end)| seconds(end - first) / f64::from(record.output_tokens - 1))
             .collect();
         let engines = &outcome.engines;
@@ -133,6 +136,8 @@ fn seconds(nanos: Nanos) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -142,5 +147,34 @@ mod tests {
         assert_eq!((of.p50, of.p90, of.p99, of.mean), (100.0, 180.0, 198.0, 100.5));
         assert_eq!(Times::of(&mut []), Times::default());
         assert_eq!(Times::of(&mut [7_000_000_000]).p50, 7.0);
+    }
+
+    #[test]
+    fn the_first_tenth_is_left_out_and_what_was_not_finished_waited_to_the_end() {
+        let second = 1_000_000_000;
+        let record = |at: Nanos, ttft: Option<Nanos>| {
+            let first = ttft.map(|ttft| at * second + ttft);
+            Record::new(at * second, first, first.map(|first| first + 2 * second), 100, 11)
+        };
+        // The first would spoil every quantile; the last was refused at 19 s.
+        let mut requests: Vec<Record> =
+            (0..20).map(|at| record(at, Some(if at < 2 { 99 * second } else { second }))).collect();
+        requests[19] = record(19, None);
+        let outcome = Outcome {
+            requests,
+            engines: Vec::new(),
+            refused: 1,
+            refusal: Some("full".to_owned()),
+            decisions: 20,
+            deciding: Duration::from_micros(20),
+            ended: 59 * second,
+        };
+        let figures = Figures::of(&outcome);
+        assert_eq!((figures.counted, figures.unfinished, figures.refusal.as_deref()), (18, 1, Some("full")));
+        assert_eq!((figures.ttft.p50, figures.ttft.p90, figures.ttft.p99), (1.0, 1.0, 40.0));
+        assert_eq!((figures.e2e.p50, figures.e2e.p99), (3.0, 40.0));
+        assert!((figures.itl_mean - 0.2).abs() < 1e-9, "{}", figures.itl_mean);
+        assert_eq!((figures.within_2s, figures.within_slo), (17.0 / 18.0, 0.0));
+        assert_eq!(figures.ns_per_decision, 1000.0);
     }
 }

@@ -85,6 +85,19 @@ pub struct Record {
     replica: u32,
 }
 
+#[cfg(test)]
+impl Record {
+    pub(super) fn new(
+        arrived: Nanos,
+        first_token: Option<Nanos>,
+        finished: Option<Nanos>,
+        prompt_tokens: u32,
+        output_tokens: u32,
+    ) -> Self {
+        Self { arrived, first_token, finished, prompt_tokens, output_tokens, session: 0, replica: 0 }
+    }
+}
+
 /// What came out.
 #[derive(Clone, Debug)]
 pub struct Outcome {
@@ -100,6 +113,8 @@ pub struct Outcome {
     pub decisions: u64,
     /// Wall-clock time they took.
     pub deciding: Duration,
+    /// When nothing was left to do.
+    pub ended: Nanos,
 }
 
 /// A session of which turns are left.
@@ -194,6 +209,7 @@ impl Fleet {
                 refusal: None,
                 decisions: 0,
                 deciding: Duration::ZERO,
+                ended: 0,
             },
             config,
         })
@@ -251,6 +267,7 @@ impl Fleet {
                 next = sessions.next().transpose()?;
             }
         }
+        self.outcome.ended = self.now;
         self.outcome.engines = self.engines.iter().map(Engine::stats).collect();
         Ok(self.outcome)
     }

@@ -66,8 +66,12 @@ fn write_entry(out: &mut String, entry: &PolicyFigures, width: usize, baseline: 
     .ok();
     if figures.unfinished > 0 {
         let reason = figures.refusal.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
-        writeln!(out, "  {:<width$} {} requests were not finished and count nowhere{reason}", "", figures.unfinished)
-            .ok();
+        writeln!(
+            out,
+            "  {:<width$} {} requests were not finished and count as waiting to the end{reason}",
+            "", figures.unfinished
+        )
+        .ok();
     }
 }
 
