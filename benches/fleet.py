@@ -283,12 +283,21 @@ def loss(options, report):
     report("lost message to equal load", "s", percentiles(times))
 
 
+# Replicas of a measurement of lag: more share the processor than the lag.
+MOST_OF_LAG = 9
+
+
 def lag(options, report):
-    with Fleet(options, 3) as replicas:
-        a, b, c = replicas
+    for count in [count for count in options.replicas if count <= MOST_OF_LAG]:
+        lag_among(options, report, count)
+
+
+def lag_among(options, report, count):
+    with Fleet(options, count) as replicas:
+        a, b = replicas[0], replicas[-1]
         for replica in replicas:
             replica.register("lag", 1, 1)
-        for replica in (b, c):
+        for replica in replicas[1:]:
             replica.register()
         for rate in (0, 500, 2000):
             load = offer(options, a, options.seconds + 4, "--rate", str(rate), "--warmup", "1") if rate else None
@@ -311,7 +320,7 @@ def lag(options, report):
             if load:
                 load.communicate()
             lost = sum(peer["gaps"] for peer in status["peers"])
-            report(f"answered on A to shown by B, {rate} other cycles/s on A", "ms", percentiles(times) | {"gaps": lost})
+            report(f"answered on A to shown by B of {count}, {rate} other cycles/s on A", "ms", percentiles(times) | {"gaps": lost})
 
 
 def cost(options, report):

@@ -27,8 +27,8 @@ pub struct ExplainedCandidate {
     pub active_requests: u64,
     /// Leading prompt blocks that live bookings there share.
     pub shared_active_blocks: u64,
-    /// Terms of the cost by name, in the order they are added: in blocks for the default cost, else what each scorer
-    /// wrote.
+    /// Terms of the cost by name, in the order they are added: in blocks for the default cost, in tokens for
+    /// `work-ahead`, else what each scorer wrote.
     pub cost_terms: Vec<(Cow<'static, str>, f64)>,
     /// The cost; absent when not eligible.
     pub cost: Option<f64>,
