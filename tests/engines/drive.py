@@ -30,15 +30,24 @@ VOCABULARY = 31_000
 OUTPUT = 8
 
 
+HANDED_OUT = set()
+
+
 def free_ports(count):
-    """Free ports below the ephemeral range, so that no outgoing connection takes them meanwhile."""
+    """Free ports below the ephemeral range, so that no outgoing connection takes them meanwhile.
+
+    None is given twice: whoever got one may not have bound it yet.
+    """
     found, port = [], 24_000 + os.getpid() % 4_000
     while len(found) < count:
         port += 1
+        if port in HANDED_OUT:
+            continue
         with socket.socket() as s:
             try:
                 s.bind(("0.0.0.0", port))
                 found.append(port)
+                HANDED_OUT.add(port)
             except OSError:
                 pass
     return found
