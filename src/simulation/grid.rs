@@ -36,7 +36,8 @@ pub struct Cell {
 impl Cell {
     /// `workload` as `demand` wants it, called `load`, in front of a fleet like `fleet` of the demand's size and seed.
     pub fn new(workload: &Workload, load: String, demand: Demand, fleet: &FleetConfig) -> Self {
-        let fleet = FleetConfig { workers: demand.workers, seed: demand.seed, ..fleet.clone() };
+        let mut fleet = FleetConfig { workers: demand.workers, seed: demand.seed, ..fleet.clone() };
+        fleet.engine.block_size = workload.block_size();
         let name = CellName {
             workload: workload.name().to_owned(),
             load,

@@ -1,6 +1,10 @@
 //! Flags of the comparison and of the index: workloads, selectors, engines.
 
-use std::{num::NonZeroUsize, path::PathBuf, sync::Arc};
+use std::{
+    num::NonZeroUsize,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use clap::Args;
 
@@ -13,7 +17,7 @@ use crate::{
         fleet::FleetConfig,
         grid::Cell,
         study,
-        workload::{Demand, Load, Trace, Workload},
+        workload::{Demand, Load, Recorded, Trace, Workload},
     },
 };
 
@@ -30,6 +34,14 @@ pub(super) struct WorkArgs {
     /// A trace of yours in the Mooncake format: a JSON object a line with timestamp, input_length, output_length and hash_ids
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
+    /// Sessions as they are: a JSON object a line with start and turns, each with think, input_length, output_length and
+    /// the ids of its complete blocks (times in seconds)
+    #[arg(long, value_name = "FILE", value_delimiter = ',', requires = "block_size")]
+    #[arg(conflicts_with_all = ["workload", "trace", "load", "rate", "share"])]
+    sessions: Vec<PathBuf>,
+    /// Tokens of a block of --sessions
+    #[arg(long, value_name = "N", requires = "sessions", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    block_size: Option<u32>,
     /// Load levels, 1 (easy) to 4 (where the reference's cost has long queues) [default: 3]
     #[arg(long, value_name = "LEVEL", value_delimiter = ',', value_parser = clap::value_parser!(u8).range(1..=4))]
     #[arg(conflicts_with_all = ["rate", "share", "trace_speed"])]
@@ -81,7 +93,7 @@ pub(super) struct EngineArgs {
     /// Tokens a step may compute
     #[arg(long, value_name = "N", default_value_t = 2048, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     token_budget: u32,
-    /// KV cache, in blocks of 512 tokens
+    /// KV cache, in blocks, of 512 tokens unless --sessions have others
     #[arg(long, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     kv_blocks: u32,
     /// Sequences that may run at once
@@ -147,9 +159,15 @@ impl WorkArgs {
     /// One is not there.
     pub fn workloads(&self) -> Result<Vec<Workload>, CliError> {
         if let Some(path) = &self.trace {
-            let name = path.file_stem().map_or_else(|| "trace".into(), |stem| stem.to_string_lossy());
-            let trace = Trace::open(name, path, Trace::CONVERSATION_LEVELS).map_err(CliError::failed)?;
+            let trace = Trace::open(stem(path, "trace"), path, Trace::CONVERSATION_LEVELS).map_err(CliError::failed)?;
             return Ok(vec![Workload::Trace(Arc::new(trace))]);
+        }
+        if let Some(block_size) = self.block_size {
+            let open = |path: &PathBuf| {
+                let name = stem(path, "sessions");
+                Recorded::open(name, path, block_size).map(|recorded| Workload::Recorded(Arc::new(recorded)))
+            };
+            return self.sessions.iter().map(open).collect::<Result<_, _>>().map_err(CliError::failed);
         }
         let mut names: Vec<&str> = self.workload.iter().map(String::as_str).collect();
         if names.is_empty() {
@@ -169,6 +187,9 @@ impl WorkArgs {
 
     /// Loads of a workload, and how each is called.
     fn loads(&self, workload: &Workload) -> Vec<(String, Load)> {
+        if let Workload::Recorded(_) = workload {
+            return vec![("recorded".to_owned(), Load::Share(1.0))];
+        }
         if let Some(rate) = self.rate {
             return vec![(format!("{rate} requests/s"), Load::Rate(rate))];
         }
@@ -199,6 +220,11 @@ impl WorkArgs {
         }
         cells
     }
+}
+
+/// What a workload of a file is called.
+fn stem(path: &Path, otherwise: &str) -> String {
+    path.file_stem().map_or_else(|| otherwise.to_owned(), |stem| stem.to_string_lossy().into_owned())
 }
 
 /// A time with its unit, or in seconds.

@@ -12,8 +12,8 @@
 //! where `context` is what the decoding sequences read. The first token comes with the step that ends the prefill, each
 //! further one with the next step.
 //!
-//! Only complete blocks of prompts are reusable, from the end of the step that computed them. Running requests pin the
-//! blocks they hit or stored; what nobody pins is evicted, least recently used first and the tail of a chain before its
+//! Complete blocks of prompts are reusable from the end of the step that computed them; those that the answer completes,
+//! where a request names them, from its end. Running requests pin the blocks they hit or stored; what nobody pins is evicted, least recently used first and the tail of a chain before its
 //! head. A prompt that is cached whole still computes its last token. Two requests that compute one block at the same
 //! time both compute it, and the second copy dies with its request.
 //!
@@ -122,7 +122,8 @@ pub struct EngineRequest {
     pub prompt_tokens: u32,
     /// Tokens to generate; 0 counts as 1.
     pub output_tokens: u32,
-    /// Ids of the complete blocks of the prompt, in order. An id stands for its block and everything before it.
+    /// Ids of the complete blocks of the prompt, in order, and behind them, as far as they are to be reusable, of those
+    /// that the answer completes; its last token is never computed. An id stands for its block and everything before it.
     pub blocks: Arc<[u64]>,
 }
 
@@ -211,11 +212,11 @@ pub enum EngineError {
         /// Blocks of the engine.
         available: u32,
     },
-    /// The prompt is shorter than its complete blocks.
-    #[error("prompt of {prompt_tokens} tokens cannot have {blocks} complete blocks")]
+    /// Prompt and answer are shorter than their complete blocks.
+    #[error("prompt and answer of {tokens} tokens cannot have {blocks} complete blocks")]
     Blocks {
-        /// Tokens of the prompt.
-        prompt_tokens: u32,
+        /// Tokens of the prompt, and of the answer but for its last.
+        tokens: u64,
         /// Complete blocks named.
         blocks: usize,
     },

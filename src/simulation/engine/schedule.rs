@@ -148,8 +148,9 @@ impl Engine {
     /// step under way ends. Steps that end by `now` have to be [run](Self::run) before.
     pub fn submit(&mut self, request: EngineRequest, now: Nanos) -> Result<(), EngineError> {
         let EngineRequest { prompt_tokens, output_tokens, ref blocks, .. } = request;
-        if blocks.len() as u64 * u64::from(self.block_size) > u64::from(prompt_tokens) {
-            return Err(EngineError::Blocks { prompt_tokens, blocks: blocks.len() });
+        let tokens = u64::from(prompt_tokens) + u64::from(output_tokens.saturating_sub(1));
+        if blocks.len() as u64 * u64::from(self.block_size) > tokens {
+            return Err(EngineError::Blocks { tokens, blocks: blocks.len() });
         }
         let needed = self.blocks_for(prompt_tokens, output_tokens);
         if needed > u64::from(self.kv_blocks) {
@@ -291,7 +292,8 @@ impl Engine {
             Some(slot) => std::mem::take(&mut self.sequences[slot as usize].held),
             None => Vec::new(),
         };
-        let fits = self.cache.reserve(&request.blocks, total, &mut held, &mut self.evicted);
+        let prompt_blocks = request.blocks.len().min((request.prompt_tokens / self.block_size) as usize);
+        let fits = self.cache.reserve(&request.blocks[..prompt_blocks], total, &mut held, &mut self.evicted);
         if !fits {
             if let Some(slot) = slot {
                 self.sequences[slot as usize].held = held;
@@ -300,7 +302,7 @@ impl Engine {
         }
         let request = self.waiting.pop_front()?;
         let hits = held.len() as u32;
-        self.stats.prompt_blocks += request.blocks.len() as u64;
+        self.stats.prompt_blocks += prompt_blocks as u64;
         self.stats.hit_blocks += u64::from(hits);
         let sequence = Sequence {
             request: request.id,
@@ -359,7 +361,28 @@ impl Engine {
         let sequence = &mut self.sequences[slot as usize];
         sequence.computed += chunk;
         self.stats.computed_prefill_tokens += u64::from(chunk);
-        let complete = ((sequence.computed / self.block_size) as usize).min(sequence.chain.len());
+        let computed = sequence.computed;
+        self.store(slot, (computed / self.block_size) as usize, at, out);
+        let sequence = &self.sequences[slot as usize];
+        if sequence.computed < sequence.prompt {
+            return;
+        }
+        self.prefilling.pop_front();
+        out.push(EngineEvent::FirstToken { request: sequence.request, at });
+        if sequence.output == 1 {
+            self.finish(slot, at, out);
+            return;
+        }
+        self.decoding += 1;
+        self.context += u64::from(sequence.prompt) + 1;
+        let due = self.stats.steps + u64::from(sequence.output) - 1;
+        self.completions.push(Reverse((due, sequence.order, slot)));
+    }
+
+    /// Makes the blocks of a sequence reusable up to the first `complete` of them.
+    fn store(&mut self, slot: u32, complete: usize, at: Nanos, out: &mut Vec<EngineEvent>) {
+        let sequence = &mut self.sequences[slot as usize];
+        let complete = complete.min(sequence.chain.len());
         let mut stored = Vec::new();
         let mut parent = None;
         for place in sequence.settled as usize..complete {
@@ -382,23 +405,11 @@ impl Engine {
         if !stored.is_empty() {
             out.push(EngineEvent::Stored { at, parent, blocks: stored });
         }
-        if sequence.computed < sequence.prompt {
-            return;
-        }
-        self.prefilling.pop_front();
-        out.push(EngineEvent::FirstToken { request: sequence.request, at });
-        if sequence.output == 1 {
-            self.finish(slot, at, out);
-            return;
-        }
-        self.decoding += 1;
-        self.context += u64::from(sequence.prompt) + 1;
-        let due = self.stats.steps + u64::from(sequence.output) - 1;
-        self.completions.push(Reverse((due, sequence.order, slot)));
     }
 
     /// Ends a sequence that is in no list any more.
     fn finish(&mut self, slot: u32, at: Nanos, out: &mut Vec<EngineEvent>) {
+        self.store(slot, usize::MAX, at, out);
         let sequence = &mut self.sequences[slot as usize];
         out.push(EngineEvent::Finished { request: sequence.request, at });
         self.cache.release(&sequence.held, sequence.own);

@@ -305,7 +305,7 @@ impl Fleet {
             replica,
         });
         self.locals.clear();
-        self.locals.extend(turn.blocks.iter().map(|&id| content(id)));
+        self.locals.extend(turn.prompt_blocks(self.config.engine.block_size).iter().map(|&id| content(id)));
         hash::sequence_hashes(&self.locals, &mut self.tracking);
         let bits = |hashes: &[u64]| Some(hashes.iter().map(|hash| hash.cast_signed()).collect());
         let wish = SelectRequest {

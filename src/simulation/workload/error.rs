@@ -89,4 +89,29 @@ pub enum LineError {
         /// Tokens of a block.
         block_size: u32,
     },
+    /// Negative, beyond what fits, or a start earlier than the one before.
+    #[error("{field} of {seconds} s is negative, too large or earlier than the one before")]
+    Time {
+        /// The field.
+        field: &'static str,
+        /// As it was given.
+        seconds: f64,
+    },
+    /// A session that asks nothing.
+    #[error("no turns")]
+    NoTurns,
+    /// Not one id for each complete block of the prompt, or more than the answer can complete.
+    #[error(
+        "{ids} block ids for an input_length of {input_length}, which has {blocks} complete blocks of {block_size}"
+    )]
+    CompleteBlocks {
+        /// Ids there are.
+        ids: usize,
+        /// Tokens of the prompt.
+        input_length: u32,
+        /// Blocks they fill.
+        blocks: u32,
+        /// Tokens of a block.
+        block_size: u32,
+    },
 }

@@ -1,4 +1,5 @@
-//! What is asked of a simulated fleet: traces of real services and generated workloads, brought to a load.
+//! What is asked of a simulated fleet: traces of real services and generated workloads, brought to a load, and recorded
+//! sessions as they are.
 //!
 //! A workload is a list of sessions in the order of their start. A request of an open loop is a session of one turn;
 //! in a session of several, each turn starts a think time after the end of the one before, so a slow fleet is asked
@@ -10,8 +11,10 @@
 mod blocks;
 mod error;
 mod generate;
+mod lines;
 mod profile;
 mod random;
+mod recorded;
 #[cfg(test)]
 mod tests;
 mod trace;
@@ -22,11 +25,12 @@ pub use self::{
     error::{LineError, WorkloadError},
     generate::Generator,
     profile::Profile,
+    recorded::Recorded,
     trace::{Trace, TraceSummary},
 };
-use super::Nanos;
+use super::{Nanos, SECOND};
 
-/// Tokens of a block in every workload.
+/// Tokens of a block in traces and generated workloads.
 pub const BLOCK_SIZE: u32 = 512;
 
 /// Share of the arrivals, counted from the first, that figures leave out: caches and queues fill in that time.
@@ -39,6 +43,10 @@ pub const LEVELS: u8 = 4;
 /// can.
 pub const PREFILL_RATE: f64 = 12_500.0;
 
+/// Days that arrivals may be spread over, before and after they are brought to a load.
+const SPAN_DAYS: u64 = 100;
+const SPAN: Nanos = SPAN_DAYS * 86_400 * SECOND;
+
 /// One request of a session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Turn {
@@ -48,8 +56,17 @@ pub struct Turn {
     pub prompt_tokens: u32,
     /// Tokens to generate, at least 1.
     pub output_tokens: u32,
-    /// Ids of the complete blocks of [`BLOCK_SIZE`] tokens of the prompt, in order.
+    /// Ids of the complete blocks of the prompt, in order, and perhaps of those that the answer completes; the workload
+    /// says of [how many tokens](Workload::block_size).
     pub blocks: Arc<[u64]>,
+}
+
+impl Turn {
+    /// Those of [`blocks`](Self::blocks) that belong to the prompt.
+    pub fn prompt_blocks(&self, block_size: u32) -> &[u64] {
+        let complete = (self.prompt_tokens / block_size.max(1)) as usize;
+        &self.blocks[..complete.min(self.blocks.len())]
+    }
 }
 
 /// Requests that follow each other.
@@ -99,6 +116,8 @@ pub enum Workload {
     Trace(Arc<Trace>),
     /// Drawn ones.
     Generated(Generator),
+    /// Sessions of a file, at the load it says.
+    Recorded(Arc<Recorded>),
 }
 
 impl Workload {
@@ -107,6 +126,7 @@ impl Workload {
         match self {
             Self::Trace(trace) => trace.name(),
             Self::Generated(generator) => generator.name(),
+            Self::Recorded(recorded) => recorded.name(),
         }
     }
 
@@ -116,6 +136,7 @@ impl Workload {
         match self {
             Self::Trace(trace) => Ok(trace.summary().requests),
             Self::Generated(generator) => generator.expected_requests(demand),
+            Self::Recorded(recorded) => Ok(recorded.requests()),
         }
     }
 
@@ -124,6 +145,15 @@ impl Workload {
         match self {
             Self::Trace(trace) => trace.sessions(demand),
             Self::Generated(generator) => generator.sessions(demand),
+            Self::Recorded(recorded) => Ok(recorded.sessions()),
+        }
+    }
+
+    /// Tokens of a block.
+    pub fn block_size(&self) -> u32 {
+        match self {
+            Self::Trace(_) | Self::Generated(_) => BLOCK_SIZE,
+            Self::Recorded(recorded) => recorded.block_size(),
         }
     }
 }

@@ -40,7 +40,7 @@ impl Profile {
             profile.sessions += 1;
             profile.last_start = session.start;
             for turn in &session.turns {
-                let hits = seen.extend(&turn.blocks);
+                let hits = seen.extend(turn.prompt_blocks(BLOCK_SIZE));
                 let cached = (hits * BLOCK_SIZE).min(turn.prompt_tokens - 1);
                 profile.requests += 1;
                 profile.prompt_tokens += u64::from(turn.prompt_tokens);

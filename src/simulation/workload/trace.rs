@@ -12,8 +12,6 @@
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, BinaryHeap},
-    fs::File,
-    io::{self, BufRead, BufReader, Read},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -22,17 +20,10 @@ use fastrand::Rng;
 use serde::Deserialize;
 
 use super::{
-    BLOCK_SIZE, Demand, LEVELS, LineError, PREFILL_RATE, Session, Sessions, Turn, WorkloadError, blocks::BlockSet,
-    random,
+    BLOCK_SIZE, Demand, LEVELS, LineError, PREFILL_RATE, SPAN, SPAN_DAYS, Session, Sessions, Turn, WorkloadError,
+    blocks::BlockSet, lines::Lines, random,
 };
 use crate::simulation::{MILLISECOND, Nanos, SECOND};
-
-/// Bytes a line may have: a prompt of 20 million tokens with ids of 20 digits.
-const LINE_LIMIT: usize = 1 << 20;
-
-/// Days that arrivals may be spread over, before and after they are brought to a load.
-const SPAN_DAYS: u64 = 100;
-const SPAN: Nanos = SPAN_DAYS * 86_400 * SECOND;
 
 /// Different gaps between timestamps up to which they may still be rounded ones.
 const GAPS: usize = 4096;
@@ -186,10 +177,7 @@ struct Record {
 
 /// The requests of a file, one line at a time.
 struct Rows {
-    path: PathBuf,
-    reader: BufReader<File>,
-    buffer: Vec<u8>,
-    line: u64,
+    lines: Lines,
     place: u64,
     first: Option<f64>,
     last: Nanos,
@@ -197,44 +185,11 @@ struct Rows {
 
 impl Rows {
     fn open(path: &Path) -> Result<Self, WorkloadError> {
-        let file = File::open(path).map_err(|source| WorkloadError::Io { path: path.to_owned(), source })?;
-        Ok(Self {
-            path: path.to_owned(),
-            reader: BufReader::with_capacity(1 << 16, file),
-            buffer: Vec::new(),
-            line: 0,
-            place: 0,
-            first: None,
-            last: 0,
-        })
-    }
-
-    /// Reads the next line that is not blank; whether there is one.
-    fn fill(&mut self) -> Result<bool, FillError> {
-        loop {
-            self.buffer.clear();
-            self.line += 1;
-            let limit = LINE_LIMIT as u64 + 1;
-            if self.reader.by_ref().take(limit).read_until(b'\n', &mut self.buffer)? == 0 {
-                return Ok(false);
-            }
-            if self.buffer.len() > LINE_LIMIT {
-                return Err(LineError::Long { limit: LINE_LIMIT }.into());
-            }
-            if !self.buffer.trim_ascii().is_empty() {
-                return Ok(true);
-            }
-        }
+        Ok(Self { lines: Lines::open(path)?, place: 0, first: None, last: 0 })
     }
 
     fn parse(&mut self) -> Result<Row, LineError> {
-        let record: Record = serde_json::from_slice(self.buffer.trim_ascii_end()).map_err(|error| {
-            let column = error.column();
-            let text = error.to_string();
-            let message = text.split(" at line ").next().unwrap_or_default().to_owned();
-            LineError::Json { message, column }
-        })?;
-        let Record { timestamp, input_length, output_length, mut hash_ids } = record;
+        let Record { timestamp, input_length, output_length, mut hash_ids } = self.lines.parse()?;
         let first = *self.first.get_or_insert(timestamp);
         let time = (timestamp - first) * MILLISECOND as f64;
         // Not written the other way round: a time that is no number is refused as well.
@@ -265,39 +220,15 @@ impl Rows {
     }
 }
 
-enum FillError {
-    Io(io::Error),
-    Line(LineError),
-}
-
-impl From<io::Error> for FillError {
-    fn from(error: io::Error) -> Self {
-        Self::Io(error)
-    }
-}
-
-impl From<LineError> for FillError {
-    fn from(error: LineError) -> Self {
-        Self::Line(error)
-    }
-}
-
 impl Iterator for Rows {
     type Item = Result<Row, WorkloadError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let row = match self.fill() {
-            Ok(false) => return None,
-            Ok(true) => self.parse().map_err(FillError::Line),
-            Err(error) => Err(error),
-        };
-        Some(row.map_err(|error| {
-            let path = self.path.clone();
-            match error {
-                FillError::Io(source) => WorkloadError::Io { path, source },
-                FillError::Line(source) => WorkloadError::Line { path, line: self.line, source },
-            }
-        }))
+        match self.lines.advance() {
+            Ok(false) => None,
+            Ok(true) => Some(self.parse().map_err(|error| self.lines.fault(error))),
+            Err(error) => Some(Err(error)),
+        }
     }
 }
 

@@ -105,12 +105,10 @@ fn compare(rng: &mut Rng) {
         naive.run(now, &mut expected);
         let blocks = rng.u32(..8);
         let prompt = (blocks * block_size + rng.u32(..block_size)).max(1);
-        let request = EngineRequest {
-            id,
-            prompt_tokens: prompt,
-            output_tokens: rng.u32(1..40),
-            blocks: tree.chain(rng, prompt / block_size, branches),
-        };
+        let output_tokens = rng.u32(1..40);
+        let answer = if rng.bool() { output_tokens - 1 } else { 0 };
+        let blocks = tree.chain(rng, (prompt + answer) / block_size, branches);
+        let request = EngineRequest { id, prompt_tokens: prompt, output_tokens, blocks };
         let fits = (prompt + request.output_tokens).div_ceil(block_size) <= config.kv_blocks;
         assert_eq!(engine.submit(request.clone(), now).is_ok(), fits);
         if fits {
@@ -242,13 +240,34 @@ fn prefills_take_what_decodes_leave_in_order() {
 }
 
 #[test]
+fn an_answer_completes_blocks_for_the_next_turn() {
+    let mut engine = Engine::new(&small());
+    // The last of 25 tokens is not computed: 1,024 are there.
+    engine.submit(request(0, 1000, 25, &[7, 8]), 0).unwrap();
+    let events = run_to_end(&mut engine);
+    let stored = events.iter().filter_map(|event| match event {
+        EngineEvent::Stored { at, parent, blocks } => Some((*at, *parent, blocks.clone())),
+        _ => None,
+    });
+    let end = events.last().unwrap().at();
+    let first = engine.stats().prompt_blocks;
+    assert_eq!((first, stored.clone().count()), (1, 2));
+    assert_eq!(stored.last(), Some((end, Some(7), vec![8])));
+    engine.submit(request(1, 1100, 1, &[7, 8]), end).unwrap();
+    run_to_end(&mut engine);
+    assert_eq!(engine.stats().hit_blocks, 2);
+    let error = engine.submit(request(2, 1000, 24, &[1, 2]), end).unwrap_err();
+    assert_eq!(error, EngineError::Blocks { tokens: 1023, blocks: 2 });
+}
+
+#[test]
 fn what_could_never_run_is_refused() {
     let mut engine = Engine::new(&small());
     let error = engine.submit(request(0, 10 * 512, 1, &[]), 0).unwrap_err();
     assert_eq!(error, EngineError::TooLarge { needed: 11, available: 10 });
     assert_eq!(error.to_string(), "request needs 11 KV blocks, the engine has 10");
     let error = engine.submit(request(0, 1023, 1, &[1, 2]), 0).unwrap_err();
-    assert_eq!(error, EngineError::Blocks { prompt_tokens: 1023, blocks: 2 });
+    assert_eq!(error, EngineError::Blocks { tokens: 1023, blocks: 2 });
     assert_eq!(engine.next(), None);
     engine.submit(request(0, 10 * 512 - 1, 1, &[]), 0).unwrap();
 }

@@ -98,8 +98,10 @@ impl Naive {
         while budget > 0 && (self.running.len() as u32) < config.max_sequences {
             let Some(request) = self.waiting.front().cloned() else { break };
             let tokens = u64::from(request.prompt_tokens) + u64::from(request.output_tokens);
+            let complete = (request.prompt_tokens / config.block_size) as usize;
+            let prompt = &request.blocks[..complete.min(request.blocks.len())];
             let pinned: Vec<u64> =
-                request.blocks.iter().copied().take_while(|&id| self.cached.iter().any(|c| c.id == id)).collect();
+                prompt.iter().copied().take_while(|&id| self.cached.iter().any(|c| c.id == id)).collect();
             let own = tokens.div_ceil(u64::from(config.block_size)) - pinned.len() as u64;
             let idle = self.cached.iter().filter(|c| c.pins == 0 && !pinned.contains(&c.id)).count() as u64;
             if own > self.free() + idle {
@@ -114,7 +116,7 @@ impl Naive {
                 let (place, _) = idle.min_by_key(|(_, cached)| cached.released).unwrap();
                 evicted.push(self.cached.remove(place).id);
             }
-            self.stats.prompt_blocks += request.blocks.len() as u64;
+            self.stats.prompt_blocks += complete.min(request.blocks.len()) as u64;
             self.stats.hit_blocks += pinned.len() as u64;
             let hit = pinned.len() as u32 * config.block_size;
             let computed = if hit < request.prompt_tokens { hit } else { request.prompt_tokens - 1 };
@@ -162,26 +164,15 @@ impl Naive {
             self.stats.computed_prefill_tokens += u64::from(chunks[place]);
             let running = &mut self.running[place];
             running.computed += chunks[place];
-            let chain = running.request.blocks.clone();
             let complete = (running.computed / self.config.block_size) as usize;
-            let new: Vec<usize> = (running.settled..complete.min(chain.len()))
-                .filter(|&block| !self.cached.iter().any(|cached| cached.id == chain[block]))
-                .collect();
-            for run in new.chunk_by(|block, next| block + 1 == *next) {
-                let parent = run[0].checked_sub(1).map(|before| chain[before]);
-                out.push(EngineEvent::Stored { at, parent, blocks: run.iter().map(|&block| chain[block]).collect() });
-            }
-            for &block in &new {
-                self.cached.push(Cached { id: chain[block], pins: 1, released: 0 });
-                running.pinned.push(chain[block]);
-                running.own -= 1;
-            }
-            running.settled = running.settled.max(complete.min(chain.len()));
+            self.store(place, complete, at, out);
+            let running = &mut self.running[place];
             if running.computed == running.request.prompt_tokens {
                 running.generated = 1;
                 let request = running.request.id;
                 out.push(EngineEvent::FirstToken { request, at });
                 if running.request.output_tokens == 1 {
+                    self.store(place, usize::MAX, at, out);
                     out.push(EngineEvent::Finished { request, at });
                     self.release(place);
                     ended.push(place);
@@ -192,7 +183,9 @@ impl Naive {
             let running = &mut self.running[place];
             running.generated += 1;
             if running.generated == running.request.output_tokens {
-                out.push(EngineEvent::Finished { request: running.request.id, at });
+                let request = running.request.id;
+                self.store(place, usize::MAX, at, out);
+                out.push(EngineEvent::Finished { request, at });
                 self.release(place);
                 ended.push(place);
             }
@@ -202,6 +195,24 @@ impl Naive {
             place += 1;
             !ended.contains(&(place - 1))
         });
+    }
+
+    fn store(&mut self, place: usize, complete: usize, at: Nanos, out: &mut Vec<EngineEvent>) {
+        let running = &mut self.running[place];
+        let chain = running.request.blocks.clone();
+        let new: Vec<usize> = (running.settled..complete.min(chain.len()))
+            .filter(|&block| !self.cached.iter().any(|cached| cached.id == chain[block]))
+            .collect();
+        for run in new.chunk_by(|block, next| block + 1 == *next) {
+            let parent = run[0].checked_sub(1).map(|before| chain[before]);
+            out.push(EngineEvent::Stored { at, parent, blocks: run.iter().map(|&block| chain[block]).collect() });
+        }
+        for &block in &new {
+            self.cached.push(Cached { id: chain[block], pins: 1, released: 0 });
+            running.pinned.push(chain[block]);
+            running.own -= 1;
+        }
+        running.settled = running.settled.max(complete.min(chain.len()));
     }
 
     fn release(&mut self, place: usize) {
