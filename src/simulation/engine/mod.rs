@@ -13,9 +13,10 @@
 //! further one with the next step.
 //!
 //! Complete blocks of prompts are reusable from the end of the step that computed them; those that the answer completes,
-//! where a request names them, from its end. Running requests pin the blocks they hit or stored; what nobody pins is evicted, least recently used first and the tail of a chain before its
-//! head. A prompt that is cached whole still computes its last token. Two requests that compute one block at the same
-//! time both compute it, and the second copy dies with its request.
+//! where a request names them, from its end. Running requests pin the blocks they hit or stored; what nobody pins is
+//! evicted, least recently used first and the tail of a chain before its head. A prompt that is cached whole still
+//! computes its last token. Two requests that compute one block at the same time both compute it, and the second copy
+//! dies with its request.
 //!
 //! Invariants: a step is decided at its start from what was submitted before, and its duration never changes after;
 //! every result depends on the calls alone; time is counted in picoseconds inside, so that skipping many steps at once
