@@ -5,6 +5,7 @@ pub mod default_cost;
 mod least_loaded;
 mod named_default_cost;
 mod power_of_two;
+mod priced;
 mod random;
 mod rank_choice;
 mod round_robin;

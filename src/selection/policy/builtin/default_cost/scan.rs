@@ -3,11 +3,12 @@
 
 use super::cost::{Formula, Inputs};
 use crate::selection::{
-    explain::{ExplainedCandidate, Explanation},
+    explain::Explanation,
     load::{LoadTracker, Passed, Slot},
     policy::{
         PickRequest,
-        eligibility::{self, Candidates, Filter},
+        builtin::priced,
+        eligibility::{Candidates, Filter},
         overlap,
     },
 };
@@ -125,51 +126,21 @@ pub(super) fn explain(
     load: &LoadTracker,
     candidates: &Candidates,
 ) -> Explanation {
-    let mut by_slot = vec![None; load.rows().len()];
-    table.rows.iter().for_each(|row| by_slot[row.slot as usize] = Some(row));
     let multiplied = !request.constraints.preferred_taints.is_empty() && !matches!(candidates, Candidates::Pinned(_));
-    let explained = load.slots().into_iter().filter_map(|slot| {
-        let (rank, facts, row) = (load.rank(slot)?, load.facts(slot)?, by_slot[slot as usize]);
-        let verdict = match (row, candidates) {
-            (Some(_), _) => "eligible",
-            (None, Candidates::Pinned(_)) => "not_pinned",
-            (None, Candidates::Affinity(_)) => eligibility::excluded(request, facts).unwrap_or("not_affinity_target"),
-            (None, Candidates::Open) => eligibility::excluded(request, facts)?,
-        };
-        let inputs = row.map_or_else(|| inputs(request, load, &table.path, slot), |row| row.inputs);
-        let mut cost_terms = Vec::new();
-        if let Some(row) = row {
-            let terms = table.formula.terms(&inputs);
-            cost_terms.push(("prefill".into(), terms.prefill));
-            cost_terms.push(("decode".into(), terms.decode));
-            cost_terms.push(("active_requests".into(), terms.requests));
-            if multiplied {
-                cost_terms.push(("preferred_taints".into(), row.cost - table.formula.cost(&inputs, 1.0)));
-            }
+    let costs: Vec<(Slot, f64)> = table.rows.iter().map(|row| (row.slot, row.cost)).collect();
+    let terms = |at: usize| {
+        let row = &table.rows[at];
+        let terms = table.formula.terms(&row.inputs);
+        let mut named = vec![
+            ("prefill".into(), terms.prefill),
+            ("decode".into(), terms.decode),
+            ("active_requests".into(), terms.requests),
+        ];
+        if multiplied {
+            named.push(("preferred_taints".into(), row.cost - table.formula.cost(&row.inputs, 1.0)));
         }
-        let cached = inputs.cached;
-        Some(ExplainedCandidate {
-            worker_id: rank.worker_id,
-            dp_rank: rank.dp_rank,
-            verdict,
-            rejected_by: None,
-            cached_blocks: [cached.device, cached.host, cached.disk, cached.external],
-            active_prefill_tokens: inputs.load.prefill_tokens,
-            active_blocks: inputs.load.blocks,
-            active_requests: inputs.load.requests,
-            shared_active_blocks: inputs.shared,
-            cost_terms,
-            cost: row.map(|row| row.cost),
-        })
-    });
-    let others = table.rows.iter().enumerate().filter(|(at, _)| *at != chosen).map(|(_, row)| row);
-    let runner_up = others.min_by(|a, b| a.cost.total_cmp(&b.cost)).and_then(|row| load.rank(row.slot));
-    let least = table.rows.iter().map(|row| row.cost).fold(f64::INFINITY, f64::min);
-    Explanation {
-        policy: policy.to_owned(),
-        candidates: explained.collect(),
-        runner_up: runner_up.map(|rank| (rank.worker_id, rank.dp_rank)),
-        ties: table.rows.iter().filter(|row| row.cost == least).count() as u64,
-        shadow: None,
-    }
+        named
+    };
+    let asked = (request, load, &table.path[..]);
+    priced::explanation(policy, table.rows[chosen].slot, asked, candidates, &costs, terms)
 }

@@ -2,11 +2,11 @@
 
 use super::cost::Pricing;
 use crate::selection::{
-    explain::{ExplainedCandidate, Explanation},
+    explain::Explanation,
     load::Slot,
     policy::{
-        eligibility::{self, Candidates, Filter},
-        overlap,
+        builtin::priced,
+        eligibility::{Candidates, Filter},
     },
 };
 
@@ -59,42 +59,10 @@ pub(super) fn explained(
     let least = rows.iter().map(|row| row.cost).fold(f64::INFINITY, f64::min);
     let tied: Vec<&Priced> = rows.iter().filter(|row| row.cost == least).collect();
     let chosen = **tied.get(rng.usize(0..tied.len().max(1)))?;
-    let mut by_slot = vec![None; load.rows().len()];
-    rows.iter().for_each(|row| by_slot[row.slot as usize] = Some(row));
-    let explained = load.slots().into_iter().filter_map(|slot| {
-        let (rank, facts, row) = (load.rank(slot)?, load.facts(slot)?, by_slot[slot as usize]);
-        let verdict = match (row, candidates) {
-            (Some(_), _) => "eligible",
-            (None, Candidates::Pinned(_)) => "not_pinned",
-            (None, Candidates::Affinity(_)) => eligibility::excluded(request, facts).unwrap_or("not_affinity_target"),
-            (None, Candidates::Open) => eligibility::excluded(request, facts)?,
-        };
-        let cached = overlap::cached(&request.matches.classes, request.index, slot);
-        let now = load.load(slot, request.now);
-        Some(ExplainedCandidate {
-            worker_id: rank.worker_id,
-            dp_rank: rank.dp_rank,
-            verdict,
-            rejected_by: None,
-            cached_blocks: [cached.device, cached.host, cached.disk, cached.external],
-            active_prefill_tokens: now.prefill_tokens,
-            active_blocks: now.blocks,
-            active_requests: now.requests,
-            shared_active_blocks: load.shared_on(pricing.path, slot),
-            cost_terms: row.map_or_else(Vec::new, |row| terms(pricing, row)),
-            cost: row.map(|row| row.cost),
-        })
-    });
-    let explained: Vec<_> = explained.collect();
-    let others = rows.iter().filter(|row| row.slot != chosen.slot);
-    let runner_up = others.min_by(|a, b| a.cost.total_cmp(&b.cost)).and_then(|row| load.rank(row.slot));
-    let explanation = Explanation {
-        policy: policy.to_owned(),
-        candidates: explained,
-        runner_up: runner_up.map(|rank| (rank.worker_id, rank.dp_rank)),
-        ties: tied.len() as u64,
-        shadow: None,
-    };
+    let costs: Vec<(Slot, f64)> = rows.iter().map(|row| (row.slot, row.cost)).collect();
+    let asked = (request, load, pricing.path);
+    let explanation =
+        priced::explanation(policy, chosen.slot, asked, candidates, &costs, |at| terms(pricing, &rows[at]));
     Some((chosen.slot, chosen.cost, Some(explanation)))
 }
 

@@ -11,7 +11,7 @@ use super::cost::Pricing;
 use crate::selection::{
     index::{MatchClass, TierBlocks},
     load::{Line, Passed, Slot},
-    policy::{eligibility::Filter, overlap},
+    policy::{builtin::priced, eligibility::Filter, overlap},
 };
 
 /// Classes and sets of at most this many ranks are priced outright. Small in tests, so that they meet both sides.
@@ -313,32 +313,18 @@ impl<'a> Search<'a> {
 
     /// Draws uniformly among the ranks priced at the best cost and the members of pools that have it.
     fn finish(mut self) -> Option<(Slot, f64)> {
-        let pooled: usize = self.pools.iter().map(|pool| pool.len()).sum();
-        let mut drawn = None;
-        for _ in 0..if pooled == 0 { 0 } else { 16 * SAMPLES } {
-            let at = self.rng.u64(0..self.ties + pooled as u64);
-            if at < self.ties {
-                drawn = self.chosen;
-                break;
-            }
-            let mut at = (at - self.ties) as usize;
-            let mut pools = self.pools.iter();
-            let slot = pools.find_map(|pool| {
-                let slot = pool.get(at).copied();
-                at = at.wrapping_sub(pool.len());
-                slot
-            })?;
-            if self.cost_of_unpriced(slot) == Some(self.best) {
-                drawn = Some(slot);
-                break;
-            }
-        }
+        let (tied, pools) = ((self.chosen, self.ties), std::mem::take(&mut self.pools));
+        // The draws and the look at a rank both need the search.
+        let mut rng = self.rng.fork();
+        let mut drawn = priced::draw_tied(tied, &pools, 16 * SAMPLES, &mut rng, |slot| {
+            self.cost_of_unpriced(slot) == Some(self.best)
+        });
         if drawn.is_none() {
             if self.ties == 0 {
                 // Found by a draw; what its rank holds may have changed since.
                 self.best = f64::INFINITY;
             }
-            for pool in std::mem::take(&mut self.pools) {
+            for pool in pools {
                 pool.iter().for_each(|&slot| self.visit(slot, None));
             }
             drawn = self.chosen;
