@@ -20,6 +20,29 @@ pub(super) enum Candidates {
     Open,
 }
 
+impl Candidates {
+    /// Visits every candidate with the factor of its cost by preferred taints, in the order of slots where all are open.
+    /// A pinned rank has none.
+    pub(super) fn for_each(&self, request: &PickRequest<'_>, load: &LoadTracker, mut visit: impl FnMut(Slot, f64)) {
+        let mut filter = Filter::new(request, load);
+        match self {
+            Self::Pinned(slot) => visit(*slot, 1.0),
+            Self::Affinity(slots) => {
+                for &slot in slots {
+                    visit(slot, filter.admits(&load.rows()[slot as usize]).unwrap_or(1.0));
+                }
+            }
+            Self::Open => {
+                for (slot, row) in load.rows().iter().enumerate() {
+                    if let Some(multiplier) = filter.admits(row) {
+                        visit(slot as Slot, multiplier);
+                    }
+                }
+            }
+        }
+    }
+}
+
 /// The error when nobody is eligible.
 pub(super) fn nobody() -> SelectionError {
     SelectionError::Unavailable("no endpoints available to route work".to_owned())

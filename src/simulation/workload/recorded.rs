@@ -2,7 +2,8 @@
 //!
 //! A JSON object a line: `start`, seconds from the beginning, no earlier than the line before, and `turns`, each with
 //! `think` (seconds from the end of the turn before), `input_length`, `output_length` and `blocks`, the ids of the
-//! complete blocks of the prompt, which those that the answer completes may follow. The load is what the file says; neither fleet nor seed changes it.
+//! complete blocks of the prompt, which those that the answer completes may follow. The load is what the file says;
+//! neither fleet nor seed changes it.
 
 use std::{path::PathBuf, sync::Arc};
 

@@ -5,12 +5,7 @@ use super::cost::{Formula, Inputs};
 use crate::selection::{
     explain::Explanation,
     load::{LoadTracker, Passed, Slot},
-    policy::{
-        PickRequest,
-        builtin::priced,
-        eligibility::{Candidates, Filter},
-        overlap,
-    },
+    policy::{PickRequest, builtin::priced, eligibility::Candidates, overlap},
 };
 
 /// One candidate.
@@ -45,29 +40,13 @@ pub(super) fn table(
     load: &LoadTracker,
     candidates: &Candidates,
 ) -> Table {
-    let mut filter = Filter::new(request, load);
     let mut path = Vec::new();
     load.walk(request.sequence, &mut path);
     let mut rows = Vec::new();
-    let mut price = |slot: Slot, multiplier: f64| {
+    candidates.for_each(request, load, |slot, multiplier| {
         // The multiplier waits in the place of the cost until the least prefill load is known.
         rows.push(Priced { slot, inputs: inputs(request, load, &path, slot), cost: multiplier });
-    };
-    match candidates {
-        Candidates::Pinned(slot) => price(*slot, 1.0),
-        Candidates::Affinity(slots) => {
-            for &slot in slots {
-                price(slot, filter.admits(&load.rows()[slot as usize]).unwrap_or(1.0));
-            }
-        }
-        Candidates::Open => {
-            for (slot, row) in load.rows().iter().enumerate() {
-                if let Some(multiplier) = filter.admits(row) {
-                    price(slot as Slot, multiplier);
-                }
-            }
-        }
-    }
+    });
     formula.least_prefill = rows.iter().map(|row| row.inputs.load.prefill_tokens).min().unwrap_or(0);
     for row in &mut rows {
         row.cost = formula.cost(&row.inputs, row.cost);

@@ -4,10 +4,7 @@ use super::cost::Pricing;
 use crate::selection::{
     explain::Explanation,
     load::Slot,
-    policy::{
-        builtin::priced,
-        eligibility::{Candidates, Filter},
-    },
+    policy::{builtin::priced, eligibility::Candidates},
 };
 
 /// One candidate.
@@ -21,29 +18,12 @@ pub(super) struct Priced {
 
 /// Prices every candidate.
 pub(super) fn table(pricing: &Pricing<'_>, candidates: &Candidates) -> Vec<Priced> {
-    let load = pricing.load;
-    let mut filter = Filter::new(pricing.request, load);
     let mut rows = Vec::new();
-    let mut price = |slot: Slot, multiplier: f64| {
+    candidates.for_each(pricing.request, pricing.load, |slot, multiplier| {
         let Some(line) = pricing.line(slot) else { return };
         let own = pricing.own_tokens(pricing.cached(slot));
         rows.push(Priced { slot, own, multiplier, cost: line.cost(own) * multiplier });
-    };
-    match candidates {
-        Candidates::Pinned(slot) => price(*slot, 1.0),
-        Candidates::Affinity(slots) => {
-            for &slot in slots {
-                price(slot, filter.admits(&load.rows()[slot as usize]).unwrap_or(1.0));
-            }
-        }
-        Candidates::Open => {
-            for (slot, row) in load.rows().iter().enumerate() {
-                if let Some(multiplier) = filter.admits(row) {
-                    price(slot as Slot, multiplier);
-                }
-            }
-        }
-    }
+    });
     rows
 }
 
