@@ -1,17 +1,14 @@
 //! The cluster itself: pods with names in the DNS, containers that crash in place, an apiserver that goes and comes back.
 //! What other trials take for granted fails here first.
 
-use std::{
-    net::{IpAddr, UdpSocket},
-    time::Duration,
-};
+use std::time::Duration;
 
 use libtest_mimic::Trial;
 use serde_json::json;
 
 use super::harness::{
-    AuditLog, Component, Cordon, Cut, Namespace, alone, call, manifests, reaches, reset_container, trial, wait_until,
-    within,
+    AuditLog, CLUSTER_DNS, Component, Cordon, Cut, Namespace, alone, call, manifests, reaches, reset_container,
+    resolve, trial, wait_until, within,
 };
 
 pub fn trials() -> Vec<Trial> {
@@ -36,7 +33,7 @@ fn stateful_pods_are_ready_and_have_names(ns: &Namespace) {
     let pods = ns.wait_for_pods("app=engine", 3);
     for pod in &pods {
         let name = format!("{}.engine.{}.svc.cluster.local", pod.name, ns.name());
-        wait_until(&name, || match resolve(&name) {
+        wait_until(&name, || match resolve(CLUSTER_DNS, &name) {
             Ok(addresses) if addresses == [pod.ip()] => Ok(()),
             other => Err(format!("{other:?}, not {}", pod.ip())),
         });
@@ -180,41 +177,4 @@ fn a_drained_node_takes_its_pods_back(ns: &Namespace) {
         });
     }
     ns.wait_for_pods("app=engine", 2);
-}
-
-/// IPv4 addresses of a name, asked of the cluster's DNS through its Service.
-fn resolve(name: &str) -> Result<Vec<IpAddr>, String> {
-    let mut query = vec![0x12, 0x34, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
-    for label in name.split('.') {
-        query.push(u8::try_from(label.len()).map_err(|e| e.to_string())?);
-        query.extend_from_slice(label.as_bytes());
-    }
-    query.extend_from_slice(&[0, 0, 1, 0, 1]);
-    let ask = || -> std::io::Result<Vec<u8>> {
-        let socket = UdpSocket::bind("0.0.0.0:0")?;
-        socket.set_read_timeout(Some(Duration::from_secs(2)))?;
-        socket.send_to(&query, "10.96.0.10:53")?;
-        let mut answer = vec![0; 1500];
-        let length = socket.recv(&mut answer)?;
-        answer.truncate(length);
-        Ok(answer)
-    };
-    let answer = ask().map_err(|e| e.to_string())?;
-    let count = usize::from(u16::from_be_bytes([answer[6], answer[7]]));
-    let mut addresses = Vec::new();
-    let mut at = query.len();
-    for _ in 0..count {
-        // The name: a pointer of two bytes, or labels that end with an empty one.
-        while answer[at] != 0 && answer[at] < 0xc0 {
-            at += usize::from(answer[at]) + 1;
-        }
-        at += if answer[at] == 0 { 1 } else { 2 };
-        let length = usize::from(u16::from_be_bytes([answer[at + 8], answer[at + 9]]));
-        let data = &answer[at + 10..at + 10 + length];
-        if let (1, Ok(bytes)) = (answer[at + 1], <[u8; 4]>::try_from(data)) {
-            addresses.push(IpAddr::from(bytes));
-        }
-        at += 10 + length;
-    }
-    Ok(addresses)
 }

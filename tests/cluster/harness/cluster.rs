@@ -1,16 +1,17 @@
 //! The running test cluster: where it is, its programs, its processes, its images, a client of its API.
 
 use std::{
+    net::IpAddr,
     path::{Path, PathBuf},
     process::Command,
     sync::OnceLock,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
-use super::command;
+use super::{command, names::resolve};
 
 /// Names the state folder that `tests/cluster/up.sh` printed.
 pub const VARIABLE: &str = "POINTSMAN_CLUSTER";
@@ -261,6 +262,31 @@ impl Cluster {
         drop(restart);
         super::wait_until("the apiserver", || self.is_ready());
         result
+    }
+
+    /// Waits until the cluster answers to what is new as ever. After an outage each of its parts watches again when its
+    /// own back-off ends, up to a minute later, and until then a new name is unknown and a new Service leads nowhere.
+    #[track_caller]
+    pub fn wait_until_recovered(&self) {
+        let name = format!("recovered-{:08x}", fastrand::u32(..));
+        // The DNS by another name and address: only parts that all have caught up make it answer to them.
+        let service = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": {
+            "selector": {"k8s-app": "kube-dns"},
+            "ports": [{"name": "dns", "port": 53, "protocol": "UDP"}],
+        }});
+        let started = Instant::now();
+        super::wait_until("an apiserver that takes a Service", || {
+            self.try_apply(Some("kube-system"), &service.to_string())
+        });
+        let address = self.kubectl(&["-n", "kube-system", "get", "service", &name, "-o", "jsonpath={.spec.clusterIP}"]);
+        let address: IpAddr = address.parse().unwrap_or_else(|e| panic!("{address:?}: {e}"));
+        let full_name = format!("{name}.kube-system.svc.cluster.local");
+        super::wait_until("a new Service of the DNS that knows itself", || match resolve(address, &full_name) {
+            Ok(found) if found == [address] => Ok(()),
+            other => Err(format!("{other:?}, not {address}")),
+        });
+        println!("the cluster was itself again after {:?}", started.elapsed());
+        self.kubectl(&["-n", "kube-system", "delete", "service", &name]);
     }
 
     /// Forgets all of etcd's history but the present: a watch that resumes from before is told 410 Gone.

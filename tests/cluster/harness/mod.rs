@@ -16,6 +16,7 @@ mod faults;
 mod fleet;
 mod http;
 pub mod manifests;
+mod names;
 mod namespace;
 mod operator;
 mod trials;
@@ -29,6 +30,7 @@ pub use self::{
     faults::{Cordon, Cut, kill_container, reaches, reset_container},
     fleet::{Fleet, Known, Workers, condition, id_at, pool, selector_set},
     http::{Answer, call},
+    names::{CLUSTER_DNS, resolve},
     namespace::{HelmRelease, Namespace, PodFacts},
     operator::chart,
     trials::{alone, in_order, tell_panics_once, trial},

@@ -26,11 +26,14 @@ pub fn trial(name: &str, body: fn(&Namespace)) -> Trial {
     })
 }
 
-/// A trial that disturbs others, such as one that ends the apiserver or drains the node: nothing else runs beside it.
+/// A trial that disturbs others, such as one that ends the apiserver or drains the node: nothing else runs beside it, and
+/// the next one starts when the cluster is itself again.
 pub fn alone(name: &str, body: fn(&Namespace)) -> Trial {
     make(name, move |name| {
         let _peace = in_peace(File::lock)?;
-        in_namespace(name, body)
+        let outcome = in_namespace(name, body);
+        let recovered = catch(|| Cluster::get().wait_until_recovered());
+        outcome.and(recovered)
     })
     .with_kind(ALONE)
 }
