@@ -87,6 +87,11 @@ pub fn epoch_now() -> u64 {
     u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
 }
 
+/// An epoch above `current`, if there is one: the time, unless that is behind.
+pub(super) fn next_epoch(current: SnapshotVersion) -> u64 {
+    epoch_now().max(current.epoch.saturating_add(1)).min(SnapshotVersion::MAX_PART)
+}
+
 /// XXH3-128 over the canonical JSON of each record and a newline. The records must be sorted.
 fn digest(workers: &[DesiredWorker]) -> String {
     let mut hash = Xxh3::new();

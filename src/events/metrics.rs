@@ -9,26 +9,31 @@ use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeMetric},
     metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
+    registry::Registry,
 };
 
 use super::{
     counts::{Count, DropReason, Totals},
     status::ListenerState,
-    supervisor::Listeners,
+    supervisor::{ListenerSupervisor, Listeners},
 };
 use crate::selection::ingest::Trust;
 
-/// Reads totals and listeners at each scrape.
-#[derive(Debug)]
-pub(super) struct EventCollector {
-    totals: Arc<Totals>,
-    listeners: Arc<Mutex<Listeners>>,
+impl ListenerSupervisor {
+    /// Adds the events' metrics to `registry`, under `pointsman_events_`.
+    pub fn register(&self, registry: &mut Registry) {
+        registry.register_collector(Box::new(EventCollector {
+            totals: Arc::clone(&self.totals),
+            listeners: Arc::clone(&self.listeners),
+        }));
+    }
 }
 
-impl EventCollector {
-    pub fn new(totals: Arc<Totals>, listeners: Arc<Mutex<Listeners>>) -> Self {
-        Self { totals, listeners }
-    }
+/// Reads totals and listeners at each scrape.
+#[derive(Debug)]
+struct EventCollector {
+    totals: Arc<Totals>,
+    listeners: Arc<Mutex<Listeners>>,
 }
 
 impl Collector for EventCollector {

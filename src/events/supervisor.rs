@@ -22,7 +22,6 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use super::{
     counts::{Count, Totals},
     listener::{Listener, ListenerConfig},
-    metrics,
     normalise::EventTarget,
     status::{ListenerState, ListenerStatus, RankTrust, Shared},
     takeover::{Seed, StreamCut, StreamKey, Takeover},
@@ -38,8 +37,8 @@ pub struct ListenerSupervisor {
     runtime: Handle,
     config: Arc<ListenerConfig>,
     takeover: Arc<Takeover>,
-    totals: Arc<Totals>,
-    listeners: Arc<Mutex<Listeners>>,
+    pub(super) totals: Arc<Totals>,
+    pub(super) listeners: Arc<Mutex<Listeners>>,
     tasks: TaskTracker,
     stop: CancellationToken,
 }
@@ -147,14 +146,6 @@ impl ListenerSupervisor {
     /// Counts over all listeners, those that are gone included.
     pub fn totals(&self) -> &Totals {
         &self.totals
-    }
-
-    /// Adds the events' metrics to `registry`, under `pointsman_events_`.
-    pub fn register(&self, registry: &mut prometheus_client::registry::Registry) {
-        registry.register_collector(Box::new(metrics::EventCollector::new(
-            Arc::clone(&self.totals),
-            Arc::clone(&self.listeners),
-        )));
     }
 
     /// Ends all listeners and waits for them.

@@ -7,7 +7,7 @@
 //! | `operations` | the list of operations |
 //! | `error`, `reply`, `body` | errors, answers, reading of bodies |
 //! | `server` | connections and their limits, drain |
-//! | `openapi`, `metrics` | the document, the numbers |
+//! | `openapi` with `schemas`, `metrics` | the document, the numbers |
 
 mod body;
 pub mod config;
@@ -18,6 +18,7 @@ pub mod openapi;
 mod operations;
 mod reply;
 mod routes;
+mod schemas;
 mod server;
 
 pub use config::{AdminToken, Face, HttpConfig};

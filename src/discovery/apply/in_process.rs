@@ -2,13 +2,10 @@
 
 use tokio::task::spawn_blocking;
 
-use super::{Check, ClientError, PassError, PassReport, Target, remote::next_epoch};
+use super::{Check, ClientError, PassError, PassReport, Target};
 use crate::{
-    discovery::Snapshot,
-    selection::{
-        catalog::{CatalogError, CatalogReport, SnapshotVersion, WorkerOutcome},
-        worker::Lifecycle,
-    },
+    discovery::{Snapshot, snapshot::next_epoch},
+    selection::catalog::{CatalogError, CatalogReport, SnapshotVersion},
     service::SelectionService,
 };
 
@@ -52,7 +49,7 @@ impl Target for InProcessTarget {
             outcome = self.send(at(self.epoch)).await?;
         }
         match outcome {
-            Ok(report) => Ok(summary(snapshot.workers().len(), 0, report.workers)),
+            Ok(report) => Ok(PassReport::new(snapshot.workers().len(), 0, report.workers)),
             Err(CatalogError::Stale { current, .. }) => Err(PassError::Superseded(current)),
             Err(error) => Err(PassError::Refused(error.to_string())),
         }
@@ -69,11 +66,4 @@ impl Target for InProcessTarget {
             _ => Ok(Check::Differs("another snapshot is in force")),
         }
     }
-}
-
-/// What a report comes to.
-pub(super) fn summary(upserted: usize, deleted: usize, outcomes: Vec<WorkerOutcome>) -> PassReport {
-    let idle = |o: &WorkerOutcome| !matches!(o.lifecycle, Some(Lifecycle::Schedulable | Lifecycle::Draining));
-    let not_schedulable = outcomes.into_iter().filter(idle).map(|o| (o.worker_id, o.reasons)).collect();
-    PassReport { upserted, deleted, not_schedulable }
 }

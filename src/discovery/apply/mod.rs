@@ -21,11 +21,14 @@ use tokio_util::sync::CancellationToken;
 
 pub use client::{ClientError, RemoteClient};
 pub use in_process::InProcessTarget;
-pub use remote::{Preview, RemoteOptions, RemoteTarget};
+pub use remote::{RemoteOptions, RemoteTarget};
 pub use state_file::{Remembered, StateFile, WiredPeers, WorkerIds};
 
 use super::{Snapshot, SourceStatus};
-use crate::selection::catalog::SnapshotVersion;
+use crate::selection::{
+    catalog::{SnapshotVersion, WorkerOutcome},
+    worker::Lifecycle,
+};
 
 /// Where snapshots go.
 pub trait Target: Send + 'static {
@@ -63,6 +66,28 @@ pub struct PassReport {
     pub deleted: usize,
     /// Workers that do not take bookings, with their reasons, sorted by id.
     pub not_schedulable: Vec<(u64, Vec<String>)>,
+}
+
+impl PassReport {
+    /// Of what became of the workers that a target knows.
+    fn new(upserted: usize, deleted: usize, outcomes: Vec<WorkerOutcome>) -> Self {
+        let idle = |o: &WorkerOutcome| !matches!(o.lifecycle, Some(Lifecycle::Schedulable | Lifecycle::Draining));
+        let not_schedulable = outcomes.into_iter().filter(idle).map(|o| (o.worker_id, o.reasons)).collect();
+        Self { upserted, deleted, not_schedulable }
+    }
+}
+
+/// What a pass would change.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Preview {
+    /// Ids that are not there yet.
+    pub added: Vec<u64>,
+    /// Ids whose record differs.
+    pub changed: Vec<u64>,
+    /// Ids that would go.
+    pub removed: Vec<u64>,
+    /// Ids that somebody else owns, who that is, and that therefore stay as they are.
+    pub foreign: Vec<(u64, String)>,
 }
 
 /// Why a pass or a look failed.

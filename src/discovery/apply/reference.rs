@@ -14,7 +14,7 @@ use reqwest::Method;
 use serde::Deserialize;
 use tokio::time::Instant;
 
-use super::{Check, ClientError, PassError, PassReport, RemoteClient, StateFile, WorkerIds, remote::Preview};
+use super::{Check, ClientError, PassError, PassReport, Preview, RemoteClient, StateFile, WorkerIds};
 use crate::{
     discovery::Snapshot,
     selection::worker::{Lifecycle, WorkerRequest, WorkerState},

@@ -6,9 +6,7 @@ use reqwest::Method;
 use serde::Deserialize;
 use zeroize::Zeroizing;
 
-use super::{
-    Check, ClientError, PassError, PassReport, RemoteClient, Target, in_process::summary, reference::WorkersRoutes,
-};
+use super::{Check, ClientError, PassError, PassReport, RemoteClient, Target, reference::WorkersRoutes};
 use crate::{
     discovery::{Snapshot, epoch_now},
     selection::catalog::{CatalogReport, CatalogStatus, DesiredWorker, OwnerStatus, SnapshotVersion},
@@ -47,19 +45,6 @@ pub struct RemoteTarget {
     /// Of the run of the selector that was last applied to.
     instance_id: String,
     routes: WorkersRoutes,
-}
-
-/// What a pass would change.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Preview {
-    /// Ids that are not there yet.
-    pub added: Vec<u64>,
-    /// Ids whose record differs.
-    pub changed: Vec<u64>,
-    /// Ids that would go.
-    pub removed: Vec<u64>,
-    /// Ids that somebody else owns, who that is, and that therefore stay as they are.
-    pub foreign: Vec<(u64, String)>,
 }
 
 /// A record in `GET /catalog?workers=true`.
@@ -225,7 +210,7 @@ impl RemoteTarget {
         self.face = Face::Catalog(Some(snapshot.clone()));
         self.instance_id = report.instance_id;
         self.schedulable = None;
-        Ok(summary(upserted, deleted, report.workers))
+        Ok(PassReport::new(upserted, deleted, report.workers))
     }
 
     /// Some statuses are about the snapshot, the others about the call.
@@ -293,9 +278,4 @@ impl Target for RemoteTarget {
         let restarted = status.instance_id != self.instance_id;
         Ok(Check::Differs(if restarted { "the selector was restarted" } else { "another snapshot is in force" }))
     }
-}
-
-/// An epoch above `current`, if there is one: the time, unless that is behind.
-pub(super) fn next_epoch(current: SnapshotVersion) -> u64 {
-    epoch_now().max(current.epoch.saturating_add(1)).min(SnapshotVersion::MAX_PART)
 }

@@ -15,8 +15,9 @@ use super::App;
 use crate::{
     http::{
         error::{ApiError, ErrorBody},
-        openapi::{self, WorkerRecordSchema},
+        openapi,
         reply::{self, StatusBody},
+        schemas::WorkerRecordSchema,
     },
     selection::{core::PartitionFilter, worker::WorkerRecord},
     service::{LivenessReport, ReadinessReport},

@@ -18,8 +18,8 @@ use crate::{
             workers::{self, WorkerRequest},
         },
         error::{ApiError, ErrorBody},
-        openapi::WorkerRecordSchema,
         reply,
+        schemas::WorkerRecordSchema,
     },
     selection::worker::{WorkerPatch, WorkerRecord},
 };

@@ -14,7 +14,7 @@ use serde_json::json;
 
 use super::{
     apply::{ApplyError, call},
-    fleet::FleetView,
+    fleet::{FleetView, is_leaving},
 };
 use crate::{
     discovery::fleet::CatalogState,
@@ -27,10 +27,6 @@ use crate::{
 
 /// Longest time that a deletion waits for selectors.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
-/// Whether the workers of `set` are to be taken from its selectors.
-pub(super) fn is_leaving(set: &SelectorSet) -> bool {
-    set.spec.mode == Mode::External && set.metadata.deletion_timestamp.is_some()
-}
 
 /// Whether `set` needs the finalizer and lacks it.
 pub(super) fn needs_finalizer(set: &SelectorSet) -> bool {

@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use xxhash_rust::xxh3::Xxh3Default;
 use zeroize::Zeroizing;
 
-use super::{external, lease::Raise};
+use super::lease::Raise;
 use crate::{
     discovery::{
         Snapshot, SourceState,
@@ -96,6 +96,11 @@ pub struct FleetView {
     pub members: Vec<MemberView>,
 }
 
+/// Whether the workers of `set` are to be taken from its selectors, which go on without it.
+pub(super) fn is_leaving(set: &SelectorSet) -> bool {
+    set.spec.mode == Mode::External && set.metadata.deletion_timestamp.is_some()
+}
+
 impl Fleets {
     /// No sets yet; everything ends with `stop`.
     pub fn new(raise: Raise, epoch: u64, stop: CancellationToken) -> Self {
@@ -140,7 +145,7 @@ impl Fleets {
             gone.iter().for_each(|uid| fleet.leave(uid));
         }
         match &state.snapshot {
-            _ if external::is_leaving(object) => fleet.empty(self.epoch),
+            _ if is_leaving(object) => fleet.empty(self.epoch),
             Some(snapshot) => fleet.publish(snapshot, self.epoch),
             None => {}
         }

@@ -42,7 +42,7 @@ use zeroize::Zeroizing;
 
 use super::{
     ControllerError, external,
-    fleet::{FleetView, Fleets},
+    fleet::{FleetView, Fleets, is_leaving},
     health::Health,
     lease::{Leadership, Raise},
     metrics::Counts,
@@ -260,7 +260,7 @@ impl Term {
 
     /// Lets deleted External sets go once their selectors have given up their workers, or have had the time to.
     fn let_go(&mut self, sets: &Sets, fleets: &Fleets) {
-        let leaving = |state: &SetState| state.object.as_deref().is_some_and(external::is_leaving);
+        let leaving = |state: &SetState| state.object.as_deref().is_some_and(is_leaving);
         if !sets.values().any(|state| leaving(state)) {
             return;
         }
@@ -369,7 +369,7 @@ async fn reconcile(
     let Ok(set) = &object.0 else { return Ok(Action::await_change()) };
     let key = SetKey::new(set.namespace().unwrap_or_default(), set.name_any());
     // One in mode External that is leaving is still asked for its token: its selectors want it.
-    if set.metadata.deletion_timestamp.is_some() && !external::is_leaving(set) {
+    if set.metadata.deletion_timestamp.is_some() && !is_leaving(set) {
         return Ok(Action::await_change());
     }
     if external::needs_finalizer(set) {
