@@ -8,11 +8,12 @@ pub use crate::selection::policy::{
         DYN_ROUTER_DECODE_POLICY, DYN_ROUTER_PREFILL_POLICY, DYN_ROUTER_WORKER_SELECTION_POLICY,
         WorkerSelectionOverrides,
     },
-    parameters::{WorkerSelectionPolicyParameters, WorkerSelectionPolicyProvider, WorkerSelectionPolicyProviderError},
+    parameters::{WorkerSelectionPolicyParameters, WorkerSelectionPolicyProviderError},
     registry::{
         RouterPluginRegistry, RouterPluginRegistryError, RouterPlugins, WorkerSelectionPolicyRegistry,
         WorkerSelectionPolicyRegistryError,
     },
+    stages::WorkerSelectionPolicyProvider,
 };
 
 /// Request classifiers.
@@ -45,13 +46,11 @@ pub mod worker_selection {
                 WorkerCandidates, WorkerInputView, WorkerInputs, WorkerLoadInput,
             },
             instances::{WorkerSelectionConfig, WorkerSelectionInstance},
-            parameters::{
-                WorkerSelectionPolicyParameters, WorkerSelectionPolicyProvider, WorkerSelectionPolicyProviderError,
-            },
+            parameters::{WorkerSelectionPolicyParameters, WorkerSelectionPolicyProviderError},
             registry::WorkerSelectionPolicyRegistryError,
             stages::{
                 PolicyComponent, WorkerFilter, WorkerPicker, WorkerScorer, WorkerSelectionPolicy,
-                WorkerSelectionPolicyError, WorkerSelectionPolicyFactory,
+                WorkerSelectionPolicyError, WorkerSelectionPolicyFactory, WorkerSelectionPolicyProvider,
             },
         },
         request::{InputTrigger as WorkerSelectionInputTrigger, SessionContext},

@@ -5,10 +5,11 @@ use std::{str::FromStr, sync::Arc, time::Duration};
 mod tracking;
 
 use tracking::check_key_id;
-pub use tracking::{TrackingAlgorithm, TrackingHash, TrackingOptions};
+pub use tracking::{TrackingAlgorithm, TrackingOptions};
 
+pub use super::{error::ConfigError, hash::TrackingHash, queue::QueuePolicy};
 use super::{
-    policy::classifier::config::RequestClassifierConfig,
+    policy::classifier::parameters::RequestClassifierConfig,
     policy::instances::{WorkerSelectionConfig, WorkerSelectionOverrides},
     queue::{QueueLimits, profile::PolicyProfiles},
     request::RouterConfigOverride,
@@ -55,31 +56,6 @@ impl FromStr for SessionAffinityMode {
             "hard" => Ok(Self::Hard),
             "soft" => Ok(Self::Soft),
             _ => Err(ConfigError(format!("invalid session affinity mode {text:?}; expected 'hard' or 'soft'"))),
-        }
-    }
-}
-
-/// Order of the queue's one synthetic class.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum QueuePolicy {
-    /// First come, first served.
-    #[default]
-    Fcfs,
-    /// Last come, first served.
-    Lcfs,
-    /// Shortest uncached prompt first.
-    Wspt,
-}
-
-impl FromStr for QueuePolicy {
-    type Err = ConfigError;
-
-    fn from_str(text: &str) -> Result<Self, ConfigError> {
-        match text {
-            "fcfs" => Ok(Self::Fcfs),
-            "lcfs" => Ok(Self::Lcfs),
-            "wspt" => Ok(Self::Wspt),
-            _ => Err(ConfigError(format!("unknown queue policy: {text:?}, expected 'fcfs', 'lcfs', or 'wspt'"))),
         }
     }
 }
@@ -188,11 +164,6 @@ impl RouterConfigOverride {
         })
     }
 }
-
-/// A setting out of its range; the text names it.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct ConfigError(pub String);
 
 /// Longest a session may stay bound while idle, in seconds.
 pub const MAX_SESSION_AFFINITY_TTL_SECS: u64 = 31_536_000;

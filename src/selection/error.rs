@@ -62,3 +62,8 @@ impl SelectionError {
         }
     }
 }
+
+/// A setting out of its range; the text names it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct ConfigError(pub String);

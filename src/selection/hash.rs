@@ -6,10 +6,7 @@
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::{
-    config::TrackingHash,
-    request::{BlockMmInfo, PromptInput},
-};
+use super::request::{BlockMmInfo, PromptInput};
 
 /// Seed of all public hashes.
 pub const HASH_SEED: u64 = 1337;
@@ -24,6 +21,30 @@ const KEYED_DOMAIN: &[u8] = b"dynamo.router.tracking-hash/keyed-xxh3-v1\0";
 
 /// Bytes of a block that fit the stack; larger blocks are assembled on the heap.
 const STACK_BYTES: usize = 1024;
+
+/// How tracking hashes are made.
+#[derive(Clone, Default)]
+pub enum TrackingHash {
+    /// Equal to the index's hashes.
+    #[default]
+    PublicXxh3V1,
+    /// Keyed, so that tenants cannot correlate prompts.
+    KeyedXxh3V1 {
+        /// 32 raw bytes, wiped on drop, never printed.
+        key: zeroize::Zeroizing<[u8; 32]>,
+        /// Key epoch, not empty, no surrounding white space.
+        key_id: String,
+    },
+}
+
+impl std::fmt::Debug for TrackingHash {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::PublicXxh3V1 => f.write_str("public-xxh3-v1"),
+            Self::KeyedXxh3V1 { key_id, .. } => write!(f, "keyed-xxh3-v1(key_id={key_id}, key=redacted)"),
+        }
+    }
+}
 
 /// Seed of block hashes under a LoRA adapter and a cache salt; empty equals absent.
 pub fn block_seed(lora_name: Option<&str>, cache_salt: Option<&str>) -> u64 {

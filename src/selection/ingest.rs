@@ -13,6 +13,7 @@ use std::{
 
 use parking_lot::Mutex;
 
+pub use super::trust::Trust;
 use super::{
     identity::{Tier, WorkerWithDpRank},
     index::{RemoveOutcome, StoreOutcome, StoredBlock},
@@ -21,43 +22,6 @@ use super::{
 
 /// Ranks that events of one worker may name besides its registered ones.
 const MAX_FOREIGN_RANKS: usize = 64;
-
-/// How far a rank's part of the index can be believed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
-#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
-#[serde(rename_all = "snake_case")]
-#[repr(u8)]
-pub enum Trust {
-    /// Every batch since the publisher's start or its last clear was applied: the index equals the engine's cache.
-    Complete,
-    /// What the stream did not bring came from the engine's replay ring or from a peer's snapshot, and nothing since is
-    /// missing: what is indexed is right, blocks from before may be missing.
-    Replayed,
-    /// Batches were lost for good: blocks may be missing, and blocks that are gone may be indexed.
-    Partial,
-    /// Nothing was heard for longer than the configured limit: the rank's blocks earn no credit until it is heard again
-    /// or a replay proves that nothing was missed.
-    Stale,
-    /// Nothing is known of the stream yet; what is indexed, if anything, comes from a peer that told no position.
-    #[default]
-    Unknown,
-}
-
-impl Trust {
-    /// All of them, in the order of their numbers: the most trusted first, but for `Stale`.
-    pub const ALL: [Self; 5] = [Self::Complete, Self::Replayed, Self::Partial, Self::Stale, Self::Unknown];
-
-    /// A stable word for metrics and answers.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Complete => "complete",
-            Self::Replayed => "replayed",
-            Self::Partial => "partial",
-            Self::Stale => "stale",
-            Self::Unknown => "unknown",
-        }
-    }
-}
 
 /// Applies a listener's events to its partition's index.
 ///

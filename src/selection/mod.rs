@@ -31,6 +31,7 @@ mod slab;
 pub mod snapshot;
 #[cfg(test)]
 pub(crate) mod testing;
+pub mod trust;
 pub mod worker;
 
 pub use config::SelectionConfig;

@@ -20,7 +20,6 @@ use super::{
     identity::{PartitionKey, WorkerWithDpRank},
     moment::Moment,
     request::AffinityTarget,
-    sessions::SessionVersion,
 };
 
 /// Prefill tokens a peer may claim for one booking; more is taken as this.
@@ -33,6 +32,15 @@ const BOOKING_WORDS: u64 = 32;
 
 /// Names a replica's process; random, never 0 for one of ours.
 pub type RouterId = u64;
+
+/// Order of a session's bindings across replicas; the higher pair wins.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SessionVersion {
+    /// Starts at wall-clock nanoseconds, grows with every binding.
+    pub sequence: u64,
+    /// Process that made the binding; 0 without replication.
+    pub writer_id: u64,
+}
 
 /// What happened to a booking.
 #[derive(Clone, Debug, PartialEq)]

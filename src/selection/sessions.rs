@@ -27,6 +27,7 @@ pub use self::{
     hold::{BoundHold, FirstHold, Hold, SessionLease},
     replicated::{SessionOutcome, SessionSnapshot},
 };
+pub use super::replication::SessionVersion;
 use super::{
     config::SelectionConfig,
     error::SelectionError,
@@ -42,15 +43,6 @@ pub const MAX_SESSION_ID_BYTES: usize = 256;
 pub const MAX_SESSIONS: usize = 65_536;
 /// A full table looks for expired entries at most this often.
 const REAP_WHEN_FULL: Duration = Duration::from_secs(1);
-
-/// Order of a session's bindings across replicas; the higher pair wins.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct SessionVersion {
-    /// Starts at wall-clock nanoseconds, grows with every binding.
-    pub sequence: u64,
-    /// Process that made the binding; 0 without replication.
-    pub writer_id: u64,
-}
 
 /// Sessions of one partition; absent without a TTL.
 #[derive(Debug)]

@@ -6,9 +6,9 @@ use reqwest::Method;
 use serde::Deserialize;
 use zeroize::Zeroizing;
 
-use super::{Check, ClientError, PassError, PassReport, RemoteClient, Target, reference::WorkersRoutes};
+use super::{Check, ClientError, PassError, PassReport, Preview, RemoteClient, Target, reference::WorkersRoutes};
 use crate::{
-    discovery::{Snapshot, epoch_now},
+    discovery::{Snapshot, snapshot::next_epoch},
     selection::catalog::{CatalogReport, CatalogStatus, DesiredWorker, OwnerStatus, SnapshotVersion},
 };
 

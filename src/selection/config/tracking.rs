@@ -6,31 +6,7 @@ use std::{
     str::FromStr,
 };
 
-use super::ConfigError;
-
-/// How tracking hashes are made.
-#[derive(Clone, Default)]
-pub enum TrackingHash {
-    /// Equal to the index's hashes.
-    #[default]
-    PublicXxh3V1,
-    /// Keyed, so that tenants cannot correlate prompts.
-    KeyedXxh3V1 {
-        /// 32 raw bytes, wiped on drop, never printed.
-        key: zeroize::Zeroizing<[u8; 32]>,
-        /// Key epoch, not empty, no surrounding white space.
-        key_id: String,
-    },
-}
-
-impl std::fmt::Debug for TrackingHash {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::PublicXxh3V1 => f.write_str("public-xxh3-v1"),
-            Self::KeyedXxh3V1 { key_id, .. } => write!(f, "keyed-xxh3-v1(key_id={key_id}, key=redacted)"),
-        }
-    }
-}
+use crate::selection::{error::ConfigError, hash::TrackingHash};
 
 /// Name of an algorithm, as settings spell it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -3,13 +3,10 @@
 
 use std::sync::Arc;
 
-use parking_lot::Mutex;
-
 use super::{PartitionFilter, SelectionCore};
 use crate::selection::{
     error::SelectionError,
     identity::WorkerWithDpRank,
-    moment::Moment,
     partition::{Partition, PartitionRef},
     policy::{
         classifier::{
@@ -62,31 +59,6 @@ pub(super) struct Classifiers {
     pub(super) counts: Arc<ClassifierCounts>,
 }
 
-/// The classifier of a partition, once there is one. It retires with the partition.
-#[derive(Debug, Default)]
-pub struct ClassifierSlot(Mutex<Option<Arc<ClassifierHost>>>);
-
-impl ClassifierSlot {
-    /// The classifier, if one was made.
-    pub fn get(&self) -> Option<Arc<ClassifierHost>> {
-        self.0.lock().clone()
-    }
-
-    pub(in crate::selection) fn tick(&self, now: Moment) {
-        if let Some(host) = self.get() {
-            host.tick(now);
-        }
-    }
-}
-
-impl Drop for ClassifierSlot {
-    fn drop(&mut self) {
-        if let Some(host) = self.0.get_mut() {
-            host.retire();
-        }
-    }
-}
-
 impl SelectionCore {
     /// Lets requests be classified from now on. Call it before the first request; a second call changes nothing and
     /// answers `false`.
@@ -132,7 +104,7 @@ impl SelectionCore {
         classifiers: &Classifiers,
         partition: &PartitionRef,
     ) -> Result<Arc<ClassifierHost>, SelectionError> {
-        let mut slot = partition.classifier.0.lock();
+        let mut slot = partition.classifier.lock();
         if let Some(host) = &*slot {
             return Ok(Arc::clone(host));
         }

@@ -53,11 +53,11 @@ use self::policies::Shadows;
 pub use self::{
     bookings::{BookingEnd, BookingIndex, EndedBookings},
     classifiers::{ClassifierSetup, LifecycleOwner},
-    policies::Plugins,
     recovery::HeldRanks,
     replicas::{BookingSnapshot, MergeReport, MirrorDrop, Mirrored, MissedCall, OriginDigest, PartitionDigests},
     work::WorkReport,
 };
+pub use super::policy::plugins::Plugins;
 use super::{
     catalog::Catalog,
     config::{ConfigError, SelectionConfig},

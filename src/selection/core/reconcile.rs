@@ -19,10 +19,11 @@ use super::{BookingEnd, SelectionCore};
 use crate::selection::{
     catalog::{Attached, Catalog, Entry, Stream},
     identity::WorkerWithDpRank,
-    ingest::{EventSink, EventSource, Trust, WorkerRanks},
+    ingest::{EventSink, EventSource, WorkerRanks},
     partition::{JoinError, Partition, PartitionRef, PartitionTraits},
     policy::inputs::WorkerInputs,
-    worker::{Lifecycle, RankSource, WorkerPlan, WorkerRecord, WorkerRequest, WorkerState},
+    trust::Trust,
+    worker::{Lifecycle, Needs, RankSource, WorkerPlan, WorkerRecord, WorkerRequest, WorkerState},
 };
 
 /// Records put in place before the catalog's lock is offered to others.
@@ -54,8 +55,8 @@ impl SelectionCore {
             None => (None, None),
         };
         let mut counted = previous.as_ref().is_some_and(|record| record.is_schedulable());
-        let queueing = self.profile_of(&request.model_name).queues();
-        let placed = match request.plan(state, &self.config, queueing) {
+        let capacity = self.profile_of(&request.model_name).queues();
+        let placed = match request.plan(state, Needs { events: self.config.use_kv_events, capacity }) {
             Ok(plan) => self.place(catalog, &mut attached, &mut counted, &request, &plan),
             Err(reasons) => {
                 self.detach(catalog, worker_id, &mut attached, &mut counted);

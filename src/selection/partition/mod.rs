@@ -7,9 +7,10 @@
 
 mod index;
 mod membership;
+mod own;
 mod posted;
+mod shadow;
 mod state;
-mod trust;
 mod turn;
 
 use std::{
@@ -24,26 +25,29 @@ use std::{
 
 use parking_lot::Mutex;
 
+pub(super) use self::membership::JoinError;
 pub use self::{
     index::PartitionIndex,
-    state::{Health, PartitionState, PolicyFactory, PolicyScope},
+    own::{OwnPolicy, PartitionPolicies, PartitionPolicy},
+    shadow::Shadow,
+    state::{Health, PartitionState, PolicyFactory},
 };
-pub(super) use self::{membership::JoinError, trust::TrustTable};
 use self::{posted::PostedPolicy, state::Pick};
 use super::{
     config::SelectionConfig,
-    core::classifiers::ClassifierSlot,
     error::SelectionError,
     hash,
     identity::{PartitionKey, WorkerWithDpRank},
     index::{Matches, PrefixIndex, StoredBlock},
-    ingest::Trust,
     moment::Moment,
-    policy::{PickRequest, Picked, context::RequestFacts, inputs::WorkerInputs},
+    policy::{
+        PickRequest, Picked, PolicyScope, classifier::ClassifierSlot, context::RequestFacts, inputs::WorkerInputs,
+    },
     queue::{AdmissionQueue, profile::PolicyProfile, report::PartitionQueue},
     replication::{BookingChange, BookingEvent, BookingFacts, LoadDigests, ReplicationCell, RouterId},
     request::RoutingConstraints,
     sessions::SessionTable,
+    trust::{Trust, TrustTable},
     worker::WorkerRole,
 };
 
@@ -223,7 +227,7 @@ impl Partition {
     }
 
     /// Chooses a rank for `request` and lets `then` act on it, all in one critical section unless the policy has a lock
-    /// of its own (see [`crate::selection::policy::own`]). `gate` comes first, under the lock: a request that it makes
+    /// of its own (see [`PartitionPolicy`]). `gate` comes first, under the lock: a request that it makes
     /// wait is not decided.
     ///
     /// # Errors

@@ -7,11 +7,11 @@ use std::sync::{
 
 use parking_lot::RwLock;
 
-use crate::selection::policy::{
-    inputs::WorkerInputs,
+use super::{
     own::{PartitionPolicies, PartitionPolicy},
     shadow::Shadow,
 };
+use crate::selection::policy::inputs::WorkerInputs;
 
 /// Inputs of the policy in force and its shadow, and that shadow.
 #[derive(Debug)]

@@ -9,34 +9,23 @@ use std::{
     },
 };
 
-use super::{PartitionIndex, posted::PostedPolicy};
+use super::{
+    PartitionIndex,
+    own::{OwnPolicy, PartitionPolicies, PartitionPolicy},
+    posted::PostedPolicy,
+};
 use crate::selection::{
     config::SelectionConfig,
     error::SelectionError,
-    identity::{PartitionKey, WorkerWithDpRank},
+    identity::WorkerWithDpRank,
     load::{BookingId, LoadConfig, LoadTracker, WorkerFacts},
-    policy::{
-        PickRequest, Picked,
-        inputs::WorkerInputs,
-        own::{OwnPolicy, PartitionPolicies, PartitionPolicy},
-    },
+    policy::{PickRequest, Picked, PolicyScope, inputs::WorkerInputs},
     queue::AdmissionQueue,
     worker::WorkerRole,
 };
 
 /// Picks that may panic in a row before the load tracker is suspected and rebuilt too.
 const PANICS_BEFORE_REBUILD: u32 = 3;
-
-/// What a policy instance is made for.
-#[derive(Clone, Debug)]
-pub struct PolicyScope {
-    /// The partition.
-    pub key: PartitionKey,
-    /// Tokens a block.
-    pub block_size: u32,
-    /// Role of its workers.
-    pub role: WorkerRole,
-}
 
 /// Makes the policy instances of a partition; called again after a panic in one.
 pub type PolicyFactory = dyn Fn(&Arc<SelectionConfig>, &PolicyScope) -> PartitionPolicies + Send + Sync;

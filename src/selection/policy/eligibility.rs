@@ -44,7 +44,7 @@ impl Candidates {
 }
 
 /// The error when nobody is eligible.
-pub(super) fn nobody() -> SelectionError {
+pub(in crate::selection) fn nobody() -> SelectionError {
     SelectionError::Unavailable("no endpoints available to route work".to_owned())
 }
 

@@ -75,7 +75,7 @@ pub(in crate::selection) fn contained<R>(run: impl FnOnce() -> R) -> Result<R, S
 }
 
 /// What a panic said.
-pub(super) fn panic_text(panic: &(dyn Any + Send)) -> &str {
+pub(in crate::selection) fn panic_text(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no text")
 }

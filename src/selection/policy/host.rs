@@ -25,20 +25,20 @@ use crate::selection::{
     error::SelectionError,
     identity::WorkerWithDpRank,
     load::{LoadTracker, Passed, Slot},
-    partition::TrustTable,
+    trust::TrustTable,
 };
 
 /// Settings of the host that are the same for all selections of a partition.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Terms {
-    pub(super) accounting: CacheWeights,
-    pub(super) block_size: u32,
-    pub(super) exclusive_affinity: bool,
+pub(in crate::selection) struct Terms {
+    pub(in crate::selection) accounting: CacheWeights,
+    pub(in crate::selection) block_size: u32,
+    pub(in crate::selection) exclusive_affinity: bool,
 }
 
 /// Why a selection failed.
 #[derive(Debug)]
-pub(super) enum Failure {
+pub(in crate::selection) enum Failure {
     /// Nobody to choose from, or a wrong request.
     Host(SelectionError),
     /// A component failed.
@@ -47,15 +47,15 @@ pub(super) enum Failure {
 
 /// A chosen row.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Chosen {
+pub(in crate::selection) struct Chosen {
     row: usize,
-    pub(super) slot: Slot,
+    pub(in crate::selection) slot: Slot,
     rank: WorkerWithDpRank,
     cost: f64,
 }
 
 /// A policy at work, with its memory.
-pub(super) struct Host {
+pub(in crate::selection) struct Host {
     stages: Box<Stages>,
     inputs: WorkerInputs,
     terms: Terms,
@@ -69,7 +69,7 @@ pub(super) struct Host {
 }
 
 impl Host {
-    pub(super) fn new(stages: Box<Stages>, terms: Terms) -> Self {
+    pub(in crate::selection) fn new(stages: Box<Stages>, terms: Terms) -> Self {
         Self {
             inputs: stages.inputs(),
             stages,
@@ -84,17 +84,17 @@ impl Host {
     }
 
     /// What any component reads.
-    pub(super) fn inputs(&self) -> WorkerInputs {
+    pub(in crate::selection) fn inputs(&self) -> WorkerInputs {
         self.inputs
     }
 
     /// Its components.
-    pub(super) fn components(&self) -> Vec<PolicyComponent> {
+    pub(in crate::selection) fn components(&self) -> Vec<PolicyComponent> {
         self.stages.components()
     }
 
     /// Who ran last, and his place among those of his kind.
-    pub(super) fn running(&self) -> (PluginComponent, usize) {
+    pub(in crate::selection) fn running(&self) -> (PluginComponent, usize) {
         self.running
     }
 
@@ -102,7 +102,11 @@ impl Host {
     ///
     /// # Errors
     /// Eligibility errors.
-    pub(super) fn copy(&mut self, request: &PickRequest<'_>, load: &LoadTracker) -> Result<(), SelectionError> {
+    pub(in crate::selection) fn copy(
+        &mut self,
+        request: &PickRequest<'_>,
+        load: &LoadTracker,
+    ) -> Result<(), SelectionError> {
         self.table.copy(request, load, self.inputs, self.terms.exclusive_affinity)
     }
 
@@ -110,7 +114,11 @@ impl Host {
     ///
     /// # Errors
     /// The first component that fails.
-    pub(super) fn decide(&mut self, request: &PickRequest<'_>, trusts: &TrustTable) -> Result<Chosen, Failure> {
+    pub(in crate::selection) fn decide(
+        &mut self,
+        request: &PickRequest<'_>,
+        trusts: &TrustTable,
+    ) -> Result<Chosen, Failure> {
         if self.inputs.contains(WorkerInputs::CACHE) {
             self.table.fill_caches(request, self.terms.accounting, self.terms.block_size);
             self.table.fill_trusts(trusts);
@@ -206,13 +214,13 @@ impl Host {
     }
 
     /// Whether nothing happened to the chosen rank since its row was copied.
-    pub(super) fn is_current(&self, chosen: &Chosen, load: &LoadTracker) -> bool {
+    pub(in crate::selection) fn is_current(&self, chosen: &Chosen, load: &LoadTracker) -> bool {
         load.is_unchanged_since(chosen.slot, self.table.copied_at)
     }
 
     /// The choice with what is known of the rank now; `None` when it takes no bookings any more. Call it under the
     /// partition's lock.
-    pub(super) fn picked(
+    pub(in crate::selection) fn picked(
         &mut self,
         chosen: &Chosen,
         request: &PickRequest<'_>,

@@ -6,7 +6,7 @@
 use std::ops::{BitOr, BitOrAssign, Range};
 
 use super::table::{CacheRow, Columns};
-use crate::selection::{identity::WorkerWithDpRank, ingest::Trust};
+use crate::selection::{identity::WorkerWithDpRank, trust::Trust};
 
 /// Groups of inputs that a component declares. They are computed only when a component of the policy asks for them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

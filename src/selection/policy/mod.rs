@@ -6,10 +6,9 @@
 //! | `context`, `inputs` | what components see |
 //! | `table` | the columns behind that |
 //! | `host` | one selection by a policy of components |
-//! | `shadow` | a second policy, compared and acting for a share |
-//! | `own` | such a policy in its partition: its lock, its panics |
+//! | `shadow` | where a second policy comes from, and what comparing it has shown |
 //! | `document` | policy documents, and what they come to |
-//! | `registry`, `instances`, `parameters` | types, instances, choices by role |
+//! | `registry`, `instances`, `parameters`, `plugins` | types, instances, choices by role |
 //! | `classifier` | plugins that see a request before it queues |
 //! | `failures` | what plugins did wrong, counted |
 //! | `eligibility`, `overlap` | who may be chosen, what he has |
@@ -23,17 +22,17 @@ pub mod builtin;
 pub mod classifier;
 pub mod context;
 pub mod document;
-mod eligibility;
+pub(in crate::selection) mod eligibility;
 #[cfg(feature = "expressions")]
 pub mod expression;
 pub mod failures;
-mod host;
+pub(in crate::selection) mod host;
 pub mod inputs;
 pub mod instances;
 mod overlap;
-pub mod own;
 pub mod parameters;
 pub mod pipeline;
+pub mod plugins;
 pub mod registry;
 pub mod shadow;
 pub mod stages;
@@ -44,12 +43,24 @@ use self::{context::RequestFacts, inputs::WorkerInputs};
 use super::{
     error::SelectionError,
     explain::Explanation,
-    identity::WorkerWithDpRank,
+    identity::{PartitionKey, WorkerWithDpRank},
     index::{Lane, LaneSet, Matches, PrefixIndex, TierBlocks},
     load::{LoadTracker, Slot},
     moment::Moment,
     request::{AffinityTarget, RouterConfigOverride, RoutingConstraints},
+    worker::WorkerRole,
 };
+
+/// What a policy instance is made for.
+#[derive(Clone, Debug)]
+pub struct PolicyScope {
+    /// The partition.
+    pub key: PartitionKey,
+    /// Tokens a block.
+    pub block_size: u32,
+    /// Role of its workers.
+    pub role: WorkerRole,
+}
 
 /// What a pick needs to know about an index beside the matches: which lane is which slot.
 pub trait LaneMap: std::fmt::Debug {

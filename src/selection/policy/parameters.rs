@@ -8,8 +8,6 @@ use std::{
 use serde::{Serialize, de::DeserializeOwned};
 use serde_value::Value;
 
-use super::stages::WorkerSelectionPolicyFactory;
-
 /// The parameters of one configured instance: a mapping, with numbers as they were written (NaN and infinities too).
 #[derive(Clone)]
 pub struct WorkerSelectionPolicyParameters {
@@ -93,10 +91,3 @@ impl WorkerSelectionPolicyProviderError {
         Self(reason.into())
     }
 }
-
-/// Turns the parameters of an instance into the factory of its policies. Called once an instance, at start.
-pub type WorkerSelectionPolicyProvider = Arc<
-    dyn Fn(&WorkerSelectionPolicyParameters) -> Result<WorkerSelectionPolicyFactory, WorkerSelectionPolicyProviderError>
-        + Send
-        + Sync,
->;

@@ -13,8 +13,8 @@ use super::{
     },
     failures::{PluginComponent, PluginFailures, panic_text},
     instances::{DEFAULT, WorkerSelectionConfig},
-    parameters::{WorkerSelectionPolicyProvider, WorkerSelectionPolicyProviderError},
-    stages::WorkerSelectionPolicyFactory,
+    parameters::WorkerSelectionPolicyProviderError,
+    stages::{WorkerSelectionPolicyFactory, WorkerSelectionPolicyProvider},
 };
 use crate::selection::{config::SelectionConfig, worker::WorkerRole};
 

@@ -9,6 +9,7 @@ use super::{
     builtin::{default_cost::DefaultCostParameters, work_ahead::WorkAheadSettings},
     context::WorkerSelectionContext,
     inputs::{WorkerCandidate, WorkerCandidates, WorkerInputView, WorkerInputs},
+    parameters::{WorkerSelectionPolicyParameters, WorkerSelectionPolicyProviderError},
 };
 use crate::selection::{config::SelectionConfig, identity::PartitionKey, worker::WorkerRole};
 
@@ -152,6 +153,13 @@ impl fmt::Display for RoutingPartitionRef<'_> {
 pub type WorkerSelectionPolicyFactory =
     Arc<dyn for<'a> Fn(&SelectionConfig, WorkerRole, RoutingPartitionRef<'a>) -> WorkerSelectionPolicy + Send + Sync>;
 
+/// Turns the parameters of an instance into the factory of its policies. Called once an instance, at start.
+pub type WorkerSelectionPolicyProvider = Arc<
+    dyn Fn(&WorkerSelectionPolicyParameters) -> Result<WorkerSelectionPolicyFactory, WorkerSelectionPolicyProviderError>
+        + Send
+        + Sync,
+>;
+
 /// A component with what it declared.
 pub(super) struct Declared<T: ?Sized> {
     pub(super) inputs: WorkerInputs,
@@ -159,7 +167,7 @@ pub(super) struct Declared<T: ?Sized> {
 }
 
 /// Filters, scorers and a picker.
-pub(super) struct Stages {
+pub(in crate::selection) struct Stages {
     pub(super) filters: Vec<Declared<dyn WorkerFilter>>,
     pub(super) scorers: Vec<Declared<dyn WorkerScorer>>,
     pub(super) picker: Declared<dyn WorkerPicker>,
@@ -182,7 +190,7 @@ impl Stages {
     }
 }
 
-pub(super) enum Kind {
+pub(in crate::selection) enum Kind {
     Components(Box<Stages>),
     /// The default cost, which chooses without a full scan. `None` = with the settings of the core and the overrides of
     /// requests.
@@ -193,10 +201,10 @@ pub(super) enum Kind {
 
 /// A policy of one partition.
 pub struct WorkerSelectionPolicy {
-    pub(super) kind: Kind,
-    pub(super) exclusive_affinity: bool,
-    pub(super) label: &'static str,
-    pub(super) name: Option<Arc<str>>,
+    pub(in crate::selection) kind: Kind,
+    pub(in crate::selection) exclusive_affinity: bool,
+    pub(in crate::selection) label: &'static str,
+    pub(in crate::selection) name: Option<Arc<str>>,
 }
 
 impl fmt::Debug for WorkerSelectionPolicy {

@@ -14,9 +14,8 @@ use crate::selection::{
     error::SelectionError,
     identity::WorkerWithDpRank,
     index::TierBlocks,
-    ingest::Trust,
     load::{LoadTracker, Passed, Slot, WorkerFacts},
-    partition::TrustTable,
+    trust::{Trust, TrustTable},
 };
 
 /// What one rank has cached of the prompt.

@@ -30,7 +30,10 @@ mod signal;
 #[cfg(test)]
 mod tests;
 
-pub use self::{admission::AdmissionQueue, counters::Departure, lanes::MAX_CONSTRAINT_LANES, limits::QueueLimits};
+pub use self::{
+    admission::AdmissionQueue, counters::Departure, lanes::MAX_CONSTRAINT_LANES, limits::QueueLimits,
+    order::QueuePolicy,
+};
 pub(in crate::selection) use self::{
     admission::{Arrival, Arriving, Ticket},
     placement::Placement,

@@ -1,8 +1,33 @@
 //! Order inside a class (spec scheduling 3.6): strict priority, due time, score, number of arrival.
 
-use std::cmp::Reverse;
+use std::{cmp::Reverse, str::FromStr};
 
-use crate::selection::{config::QueuePolicy, moment::Moment};
+use crate::selection::{error::ConfigError, moment::Moment};
+
+/// Order of the queue's one synthetic class.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum QueuePolicy {
+    /// First come, first served.
+    #[default]
+    Fcfs,
+    /// Last come, first served.
+    Lcfs,
+    /// Shortest uncached prompt first.
+    Wspt,
+}
+
+impl FromStr for QueuePolicy {
+    type Err = ConfigError;
+
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        match text {
+            "fcfs" => Ok(Self::Fcfs),
+            "lcfs" => Ok(Self::Lcfs),
+            "wspt" => Ok(Self::Wspt),
+            _ => Err(ConfigError(format!("unknown queue policy: {text:?}, expected 'fcfs', 'lcfs', or 'wspt'"))),
+        }
+    }
+}
 
 /// What a request brings to be ordered by.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use crate::selection::config::QueuePolicy;
+use super::order::QueuePolicy;
 
 /// How requests of one class wait.
 #[derive(Clone, Debug, PartialEq)]

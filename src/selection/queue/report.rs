@@ -4,12 +4,13 @@ use std::{collections::HashMap, sync::Arc};
 
 use serde::Serialize;
 
+use super::order::QueuePolicy;
 use super::{
     admission::AdmissionQueue,
     counters::{ClassCounts, LimitKind},
     limits::limits_of,
 };
-use crate::selection::{config::QueuePolicy, load::LoadTracker, moment::Moment};
+use crate::selection::{load::LoadTracker, moment::Moment};
 
 /// One partition of `GET /queue`.
 #[derive(Clone, Debug, PartialEq, Serialize)]

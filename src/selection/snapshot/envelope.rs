@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::selection::{identity::PartitionKey, ingest::Trust};
+use crate::selection::{identity::PartitionKey, trust::Trust};
 
 /// The version this program writes, and the only one it reads.
 pub const VERSION: u32 = 1;

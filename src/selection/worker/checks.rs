@@ -4,10 +4,19 @@
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
 use super::{MAX_DATA_PARALLEL_SIZE, WorkerRequest, WorkerRole, WorkerState};
-use crate::selection::{config::SelectionConfig, endpoint::check_zmq_endpoint, load::WorkerFacts};
+use crate::selection::{endpoint::check_zmq_endpoint, load::WorkerFacts};
 
 /// The reason of check 4.
 pub(in crate::selection) const CAPACITY_REQUIRED: &str = "max_num_batched_tokens is required while queueing is enabled";
+
+/// What a service asks of its workers beyond a place and a block size.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::selection) struct Needs {
+    /// Every rank has an event stream.
+    pub(in crate::selection) events: bool,
+    /// Requests of the model may have to wait, for which the capacity must be known.
+    pub(in crate::selection) capacity: bool,
+}
 
 /// Event stream of one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,16 +66,11 @@ impl WorkerRequest {
         Ok(())
     }
 
-    /// Checks 1 to 6 of spec http 4.3; `queueing` says whether requests of the model may have to wait.
+    /// Checks 1 to 6 of spec http 4.3.
     ///
     /// # Errors
     /// All reasons that apply.
-    pub(in crate::selection) fn plan(
-        &self,
-        state: WorkerState,
-        config: &SelectionConfig,
-        queueing: bool,
-    ) -> Result<WorkerPlan, Vec<String>> {
+    pub(in crate::selection) fn plan(&self, state: WorkerState, needs: Needs) -> Result<WorkerPlan, Vec<String>> {
         let fields = &self.fields;
         let mut reasons = Vec::new();
         let indexed_only = state == WorkerState::Indexed;
@@ -82,11 +86,11 @@ impl WorkerRequest {
             reasons.push(reason);
             0..0
         });
-        if queueing && fields.max_num_batched_tokens.is_none() && !indexed_only {
+        if needs.capacity && fields.max_num_batched_tokens.is_none() && !indexed_only {
             reasons.push(CAPACITY_REQUIRED.to_owned());
         }
         let mut missing = Vec::new();
-        let sources = if config.use_kv_events { self.sources(&ranks, &mut missing) } else { BTreeMap::default() };
+        let sources = if needs.events { self.sources(&ranks, &mut missing) } else { BTreeMap::default() };
         // Ranks between those that were registered may have no stream.
         if !indexed_only {
             reasons.append(&mut missing);
@@ -188,10 +192,14 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::selection::config::SelectionConfig;
 
     fn reasons(request: serde_json::Value, config: &SelectionConfig) -> Vec<String> {
         let request: WorkerRequest = serde_json::from_value(request).unwrap();
-        match request.plan(WorkerState::Active, config, config.queue_threshold.is_some()) {
+        match request.plan(
+            WorkerState::Active,
+            Needs { events: config.use_kv_events, capacity: config.queue_threshold.is_some() },
+        ) {
             Ok(plan) if config.use_kv_events => request.check_endpoints(&plan.ranks()).err().into_iter().collect(),
             Ok(_) => Vec::new(),
             Err(reasons) => reasons,
@@ -282,7 +290,7 @@ mod tests {
         let mut map = base;
         map["replay_endpoints"] = json!({"1": "tcp://h:4"});
         let request: WorkerRequest = serde_json::from_value(map.clone()).unwrap();
-        let plan = request.plan(WorkerState::Active, &config, false).unwrap();
+        let plan = request.plan(WorkerState::Active, Needs { events: config.use_kv_events, capacity: false }).unwrap();
         assert_eq!(plan.sources[&0].replay_endpoint, None);
         assert_eq!(plan.sources[&1].replay_endpoint.as_deref(), Some("tcp://h:4"));
         map["replay_endpoints"] = json!({"1": "zz"});

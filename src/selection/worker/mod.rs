@@ -12,7 +12,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-pub(super) use self::checks::{CAPACITY_REQUIRED, RankSource, WorkerPlan};
+pub(super) use self::checks::{CAPACITY_REQUIRED, Needs, RankSource, WorkerPlan};
 
 use super::identity::PartitionKey;
 

@@ -20,6 +20,7 @@ mod admit;
 mod answer;
 pub(super) mod booked;
 mod classify;
+mod fetch;
 mod inspect;
 mod lifecycle;
 mod lookup;

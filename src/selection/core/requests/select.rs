@@ -6,6 +6,7 @@ use super::{
     answer::Decision,
     booked::{Booked, book},
     classify::Tracked,
+    fetch::{FetchSource, fetch_source},
     is_schedulable,
     lookup::Scratch,
     takes_bookings,
@@ -14,7 +15,6 @@ use crate::selection::{
     config::SessionAffinityMode,
     core::{BookingEnd, SelectionCore, bookings::Claim},
     error::SelectionError,
-    hints,
     identity::WorkerWithDpRank,
     load::BookingId,
     moment::Moment,
@@ -109,7 +109,7 @@ impl SelectionCore {
         let then = |state: &mut PartitionState, scratch: &Scratch, now: Moment, picked: Picked| {
             let decision = decision(partition, state, scratch, picked)?;
             self.check_session(state, &hold, &decision)?;
-            let source = hints::fetch_source(&partition.index, &scratch.matches, &state.load, decision.picked.slot);
+            let source = fetch_source(&partition.index, &scratch.matches, &state.load, decision.picked.slot);
             if track {
                 let tokens = decision.effective_prefill_tokens(scratch.prompt.isl_tokens());
                 admission.prefill = Some(PrefillHint { tokens, duration: None });
@@ -287,7 +287,7 @@ impl Aim {
 /// What came out of the critical section of a booking.
 struct Chosen {
     decision: Decision,
-    source: Option<hints::FetchSource>,
+    source: Option<FetchSource>,
     expired: Vec<BookingId>,
 }
 

@@ -6,7 +6,8 @@ use super::*;
 use crate::selection::{
     SelectionError,
     load::LoadTracker,
-    policy::{PickRequest, Picked, SelectionPolicy, own::PartitionPolicy},
+    partition::PartitionPolicy,
+    policy::{PickRequest, Picked, SelectionPolicy},
 };
 
 /// Panics while its switch is on, in one model's partition, and for ever once it did.

@@ -4,8 +4,8 @@ use super::*;
 use crate::selection::{
     PartitionKey,
     index::ExportedRun,
-    ingest::Trust,
     snapshot::{Chunk, IndexExport, RankHeader, RecoveringPartition, SnapshotError},
+    trust::Trust,
 };
 
 fn header(worker_id: u64) -> RankHeader {

@@ -3,7 +3,7 @@
 use super::*;
 use crate::selection::{
     index::{RemoveOutcome, StoreOutcome},
-    ingest::Trust,
+    trust::Trust,
 };
 
 // B039: DELETE clears, an unchanged upsert keeps, a changed endpoint resets that rank only.

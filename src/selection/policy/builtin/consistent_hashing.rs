@@ -16,8 +16,10 @@ use crate::selection::{
     policy::{
         context::WorkerSelectionContext,
         inputs::{WorkerInputView, WorkerInputs},
-        parameters::{WorkerSelectionPolicyProvider, WorkerSelectionPolicyProviderError},
-        stages::{WorkerPicker, WorkerSelectionPolicyError, WorkerSelectionPolicyFactory},
+        parameters::WorkerSelectionPolicyProviderError,
+        stages::{
+            WorkerPicker, WorkerSelectionPolicyError, WorkerSelectionPolicyFactory, WorkerSelectionPolicyProvider,
+        },
     },
 };
 

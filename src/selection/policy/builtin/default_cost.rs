@@ -76,7 +76,7 @@ impl DefaultCost {
     }
 
     /// The name in explanations; `default` without one.
-    pub(in crate::selection::policy) fn with_name(self, name: Option<Arc<str>>) -> Self {
+    pub(in crate::selection) fn with_name(self, name: Option<Arc<str>>) -> Self {
         Self { name, ..self }
     }
 

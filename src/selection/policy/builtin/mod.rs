@@ -15,7 +15,7 @@ mod soft_affinity;
 mod testing;
 mod thunderagent;
 mod two_tier;
-pub(in crate::selection::policy) mod work_ahead;
+pub(in crate::selection) mod work_ahead;
 
 use std::sync::Arc;
 
@@ -25,12 +25,15 @@ use self::default_cost::{DefaultCost, DefaultCostParameters};
 use super::{
     CacheWeights, SelectionPolicy,
     classifier::config::RequestClassifierRegistryError,
-    parameters::{WorkerSelectionPolicyProvider, WorkerSelectionPolicyProviderError},
+    parameters::WorkerSelectionPolicyProviderError,
     pipeline::{self, PIPELINE},
     registry::RouterPluginRegistry,
-    stages::{RoutingPartitionRef, WorkerPicker, WorkerScorer, WorkerSelectionPolicy, WorkerSelectionPolicyFactory},
+    stages::{
+        RoutingPartitionRef, WorkerPicker, WorkerScorer, WorkerSelectionPolicy, WorkerSelectionPolicyFactory,
+        WorkerSelectionPolicyProvider,
+    },
 };
-use crate::selection::{config::SelectionConfig, partition::PolicyScope, worker::WorkerRole};
+use crate::selection::{config::SelectionConfig, policy::PolicyScope, worker::WorkerRole};
 
 /// Makes a provider.
 type Shipped = fn() -> WorkerSelectionPolicyProvider;

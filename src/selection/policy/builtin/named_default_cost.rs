@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{check, default_parameters, provider as provider_of};
 use crate::selection::policy::{
-    parameters::{WorkerSelectionPolicyProvider, WorkerSelectionPolicyProviderError},
-    stages::{WorkerSelectionPolicy, WorkerSelectionPolicyFactory},
+    parameters::WorkerSelectionPolicyProviderError,
+    stages::{WorkerSelectionPolicy, WorkerSelectionPolicyFactory, WorkerSelectionPolicyProvider},
 };
 
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]

@@ -4,8 +4,8 @@ use super::{NoParameters, picker_factory, provider as provider_of, rank_choice::
 use crate::selection::policy::{
     context::WorkerSelectionContext,
     inputs::WorkerInputView,
-    parameters::{WorkerSelectionPolicyProvider, WorkerSelectionPolicyProviderError},
-    stages::{WorkerPicker, WorkerSelectionPolicyError, WorkerSelectionPolicyFactory},
+    parameters::WorkerSelectionPolicyProviderError,
+    stages::{WorkerPicker, WorkerSelectionPolicyError, WorkerSelectionPolicyFactory, WorkerSelectionPolicyProvider},
 };
 
 pub(super) fn provider() -> WorkerSelectionPolicyProvider {

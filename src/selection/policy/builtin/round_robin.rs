@@ -6,8 +6,10 @@ use crate::selection::{
     policy::{
         context::WorkerSelectionContext,
         inputs::WorkerInputView,
-        parameters::{WorkerSelectionPolicyProvider, WorkerSelectionPolicyProviderError},
-        stages::{WorkerPicker, WorkerSelectionPolicyError, WorkerSelectionPolicyFactory},
+        parameters::WorkerSelectionPolicyProviderError,
+        stages::{
+            WorkerPicker, WorkerSelectionPolicyError, WorkerSelectionPolicyFactory, WorkerSelectionPolicyProvider,
+        },
     },
 };
 

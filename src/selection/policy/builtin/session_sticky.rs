@@ -17,8 +17,10 @@ use crate::selection::{
     policy::{
         context::WorkerSelectionContext,
         inputs::{WorkerInputView, WorkerInputs, WorkerLoadInput},
-        parameters::{WorkerSelectionPolicyProvider, WorkerSelectionPolicyProviderError},
-        stages::{WorkerPicker, WorkerSelectionPolicyError, WorkerSelectionPolicyFactory},
+        parameters::WorkerSelectionPolicyProviderError,
+        stages::{
+            WorkerPicker, WorkerSelectionPolicyError, WorkerSelectionPolicyFactory, WorkerSelectionPolicyProvider,
+        },
     },
 };
 

@@ -11,8 +11,11 @@ use super::{
 use crate::selection::policy::{
     context::WorkerSelectionContext,
     inputs::{WorkerCandidates, WorkerInputView, WorkerInputs},
-    parameters::{WorkerSelectionPolicyProvider, WorkerSelectionPolicyProviderError},
-    stages::{WorkerPicker, WorkerScorer, WorkerSelectionPolicyError, WorkerSelectionPolicyFactory},
+    parameters::WorkerSelectionPolicyProviderError,
+    stages::{
+        WorkerPicker, WorkerScorer, WorkerSelectionPolicyError, WorkerSelectionPolicyFactory,
+        WorkerSelectionPolicyProvider,
+    },
 };
 
 pub(super) fn provider() -> WorkerSelectionPolicyProvider {

@@ -9,8 +9,8 @@ use super::{
 use crate::selection::policy::{
     context::WorkerSelectionContext,
     inputs::{WorkerInputView, WorkerInputs},
-    parameters::{WorkerSelectionPolicyProvider, WorkerSelectionPolicyProviderError},
-    stages::{WorkerPicker, WorkerSelectionPolicyError, WorkerSelectionPolicyFactory},
+    parameters::WorkerSelectionPolicyProviderError,
+    stages::{WorkerPicker, WorkerSelectionPolicyError, WorkerSelectionPolicyFactory, WorkerSelectionPolicyProvider},
 };
 
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]

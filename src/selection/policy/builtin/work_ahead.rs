@@ -28,8 +28,8 @@ use crate::selection::{
         eligibility::{self, Candidates},
         inputs::WorkerInputs,
         overlap,
-        parameters::{WorkerSelectionPolicyProvider, WorkerSelectionPolicyProviderError},
-        stages::{WorkerSelectionPolicy, WorkerSelectionPolicyFactory},
+        parameters::WorkerSelectionPolicyProviderError,
+        stages::{WorkerSelectionPolicy, WorkerSelectionPolicyFactory, WorkerSelectionPolicyProvider},
     },
 };
 
@@ -106,14 +106,14 @@ fn factory(own: Parameters) -> Result<WorkerSelectionPolicyFactory, WorkerSelect
 
 /// What an instance was configured with.
 #[derive(Clone, Debug)]
-pub(in crate::selection::policy) struct WorkAheadSettings {
+pub(in crate::selection) struct WorkAheadSettings {
     work: Arc<WorkSpec>,
     overlay: Overlay,
 }
 
 /// The policy of one partition.
 #[derive(Debug)]
-pub(in crate::selection::policy) struct WorkAhead {
+pub(in crate::selection) struct WorkAhead {
     settings: WorkAheadSettings,
     accounting: CacheWeights,
     block_size: u32,
@@ -125,7 +125,7 @@ pub(in crate::selection::policy) struct WorkAhead {
 impl WorkAhead {
     /// For blocks of `block_size` tokens; `accounting`: weights of the estimate that is booked, and of what is cached in
     /// lower tiers.
-    pub(in crate::selection::policy) fn new(
+    pub(in crate::selection) fn new(
         settings: WorkAheadSettings,
         accounting: CacheWeights,
         block_size: u32,

@@ -7,14 +7,9 @@ use std::{
     sync::Arc,
 };
 
-use serde::de::DeserializeOwned;
-use serde_value::Value;
-
+pub use super::parameters::{RequestClassifierConfig, RequestClassifierParameters, RequestClassifierProviderError};
 use super::{RequestClassifier, context::RequestClassifierContext};
-use crate::selection::{
-    config::SelectionConfig,
-    policy::{failures::panic_text, parameters::WorkerSelectionPolicyParameters},
-};
+use crate::selection::{config::SelectionConfig, policy::failures::panic_text};
 
 /// Makes the classifier of a partition.
 pub type RequestClassifierFactory = Arc<dyn Fn(RequestClassifierContext) -> Box<dyn RequestClassifier> + Send + Sync>;
@@ -25,64 +20,6 @@ pub type RequestClassifierProvider = Arc<
         + Send
         + Sync,
 >;
-
-/// The section `request_classifier` of a policy document.
-#[derive(Clone, Debug, PartialEq)]
-pub struct RequestClassifierConfig {
-    /// Registered type.
-    pub classifier_type: String,
-    /// Parameters.
-    pub parameters: RequestClassifierParameters,
-}
-
-impl RequestClassifierConfig {
-    /// Registered type.
-    pub fn classifier_type(&self) -> &str {
-        &self.classifier_type
-    }
-
-    /// Parameters.
-    pub fn parameters(&self) -> &RequestClassifierParameters {
-        &self.parameters
-    }
-}
-
-/// Parameters of a classifier: a mapping.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct RequestClassifierParameters(WorkerSelectionPolicyParameters);
-
-impl RequestClassifierParameters {
-    /// Parameters from what any serde format gave.
-    pub fn from_value(value: Value) -> Self {
-        Self(WorkerSelectionPolicyParameters::from_value(value))
-    }
-
-    /// The parameters as a type of the plugin's own; `{}` when there are none.
-    ///
-    /// # Errors
-    /// Type, missing or unknown field; the text names the field.
-    pub fn deserialize<T: DeserializeOwned>(&self) -> Result<T, RequestClassifierProviderError> {
-        self.0.deserialize().map_err(|error| RequestClassifierProviderError::new(error.to_string()))
-    }
-}
-
-impl From<WorkerSelectionPolicyParameters> for RequestClassifierParameters {
-    fn from(parameters: WorkerSelectionPolicyParameters) -> Self {
-        Self(parameters)
-    }
-}
-
-/// Why a provider refused parameters; the text is shown as it is.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct RequestClassifierProviderError(String);
-
-impl RequestClassifierProviderError {
-    /// A refusal with its reason.
-    pub fn new(reason: impl Into<String>) -> Self {
-        Self(reason.into())
-    }
-}
 
 /// Why a classifier type cannot be registered, or the configured one not be had.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

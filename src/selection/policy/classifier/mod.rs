@@ -23,8 +23,10 @@ pub mod counts;
 mod driver;
 mod host;
 pub mod lifecycle;
+pub mod parameters;
 pub mod progress;
 pub mod request;
+mod slot;
 
 #[cfg(test)]
 pub(crate) mod testing;
@@ -40,6 +42,7 @@ pub use self::{
     driver::{ClassifierDriver, ClassifierRuntime},
     host::{ClassifierHost, ClassifierLimits, HostParts, LifecycleKey},
     request::ClassifyRequest,
+    slot::ClassifierSlot,
 };
 use crate::selection::identity::WorkerWithDpRank;
 

@@ -13,12 +13,12 @@ use std::{
 use super::{DocumentError, ErrorKind, Place, PolicyDocument, RouterSettings, ShadowConfig, ShadowPolicy};
 use crate::selection::{
     config::SelectionConfig,
-    core::Plugins,
     policy::{
         context::WorkerSelectionContext,
         failures::PluginFailures,
         inputs::{WorkerInputView, WorkerInputs},
         instances::{self, WorkerSelectionConfig},
+        plugins::Plugins,
         registry::{RouterPluginRegistry, WorkerSelectionPolicyRegistryError},
         shadow::ShadowSource,
         stages::{

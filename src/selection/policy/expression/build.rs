@@ -9,7 +9,7 @@ use super::{
     inputs::{Input, Rows, Scope, ValueType},
     program::{Column, Failing, LANES, Op, Output, Program, Register, Registers, Step, TextSource},
 };
-use crate::selection::ingest::Trust;
+use crate::selection::trust::Trust;
 
 /// A checked subexpression: where its value will be.
 #[derive(Clone, Copy, Debug)]

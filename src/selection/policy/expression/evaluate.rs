@@ -8,7 +8,7 @@ use super::{
         TextSource,
     },
 };
-use crate::selection::ingest::Trust;
+use crate::selection::trust::Trust;
 
 impl Program {
     /// Evaluates all rows. `visit` gets the registers, the first row of the chunk and its length, and may stop.

@@ -3,7 +3,7 @@
 //! [`INPUTS`] is the only list; the checker, the row adapter and the reference page (`docs/expressions.md`, held to it by
 //! a test) go by it.
 
-use crate::selection::ingest::Trust;
+use crate::selection::trust::Trust;
 
 /// CEL types of values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

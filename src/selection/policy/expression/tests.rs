@@ -9,7 +9,7 @@ mod values;
 use std::collections::HashMap;
 
 use super::{Expression, Fault, Input, Purpose, Rows};
-use crate::selection::ingest::Trust;
+use crate::selection::trust::Trust;
 
 /// A value of an input.
 #[derive(Clone, Copy, Debug, PartialEq)]

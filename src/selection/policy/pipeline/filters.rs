@@ -10,12 +10,12 @@ use super::{
     refused,
 };
 use crate::selection::{
-    ingest::Trust,
     policy::{
         context::WorkerSelectionContext,
         inputs::{WorkerCandidate, WorkerInputs},
         stages::{WorkerFilter, WorkerSelectionPolicyError},
     },
+    trust::Trust,
 };
 
 /// Types of filters, as users write them.

@@ -19,8 +19,10 @@ use std::sync::Arc;
 
 use self::document::{Component, Document};
 use super::{
-    parameters::{WorkerSelectionPolicyParameters, WorkerSelectionPolicyProvider, WorkerSelectionPolicyProviderError},
-    stages::{WorkerFilter, WorkerScorer, WorkerSelectionPolicy, WorkerSelectionPolicyFactory},
+    parameters::{WorkerSelectionPolicyParameters, WorkerSelectionPolicyProviderError},
+    stages::{
+        WorkerFilter, WorkerScorer, WorkerSelectionPolicy, WorkerSelectionPolicyFactory, WorkerSelectionPolicyProvider,
+    },
 };
 
 /// The name of the policy type.

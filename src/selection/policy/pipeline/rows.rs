@@ -1,13 +1,13 @@
 //! The views of a selection as the inputs of an expression.
 
 use crate::selection::{
-    ingest::Trust,
     policy::{
         context::WorkerSelectionContext,
         expression::{Input, Rows},
         inputs::{WorkerCacheInput, WorkerCandidate, WorkerCandidates, WorkerLoadInput},
     },
     request::{InputTrigger, SessionContext},
+    trust::Trust,
 };
 
 /// Candidates of a call: one, or all.

@@ -9,7 +9,6 @@ use crate::selection::{
     config::SelectionConfig,
     identity::WorkerWithDpRank,
     index::{Lane, LaneSet, MatchClass, Matches, TierBlocks},
-    ingest::Trust,
     load::{BookingId, LoadConfig, LoadTracker, NewBooking, Slot, WorkerFacts},
     moment::Moment,
     policy::{
@@ -21,6 +20,7 @@ use crate::selection::{
         table::Table,
     },
     request::{AffinityTarget, RoutingConstraints, SessionContext},
+    trust::Trust,
     worker::WorkerRole,
 };
 

@@ -10,7 +10,7 @@ use super::{
     super::{INPUTS, InputFacts, Presence, Purpose, Rows, Scope, ValueType},
     Cell, Expression, Sheet,
 };
-use crate::selection::ingest::Trust;
+use crate::selection::trust::Trust;
 
 fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)

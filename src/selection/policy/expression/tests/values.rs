@@ -6,7 +6,7 @@ use super::{
     super::{FaultKind, INPUTS, Input, Purpose, Scope, ValueType},
     Cell, Expression, Sheet, filter, kept, requests, scored, scorer,
 };
-use crate::selection::ingest::Trust;
+use crate::selection::trust::Trust;
 
 /// Of a text about constants.
 fn number(text: &str) -> f64 {

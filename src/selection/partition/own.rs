@@ -16,21 +16,20 @@ use std::{
 
 use parking_lot::Mutex;
 
-use super::{
-    CacheWeights, PickRequest, Picked, SelectionPolicy, builtin,
-    builtin::default_cost::DefaultCost,
-    builtin::work_ahead::WorkAhead,
-    eligibility,
-    failures::{PluginComponent, PluginFailures, panic_text},
-    host::{Failure, Host, Terms},
-    inputs::WorkerInputs,
-    shadow::Shadow,
-    stages::{Kind, PolicyComponent, RoutingPartitionRef, WorkerSelectionPolicy, WorkerSelectionPolicyFactory},
-};
+use super::{Partition, PartitionState, shadow::Shadow};
 use crate::selection::{
     config::SelectionConfig,
     error::SelectionError,
-    partition::{Partition, PartitionState, PolicyScope},
+    policy::{
+        CacheWeights, PickRequest, Picked, PolicyScope, SelectionPolicy, builtin,
+        builtin::default_cost::DefaultCost,
+        builtin::work_ahead::WorkAhead,
+        eligibility,
+        failures::{PluginComponent, PluginFailures, panic_text},
+        host::{Failure, Host, Terms},
+        inputs::WorkerInputs,
+        stages::{Kind, PolicyComponent, RoutingPartitionRef, WorkerSelectionPolicy, WorkerSelectionPolicyFactory},
+    },
 };
 
 /// Decisions about one request; the last one is booked even if its rank changed meanwhile.
