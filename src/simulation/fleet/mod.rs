@@ -3,6 +3,7 @@
 //! | file | owns |
 //! |---|---|
 //! | this one | the order of things, and the requests |
+//! | `event` | what an observer is told |
 //! | `replica` | one selector: a real core |
 //! | `waiting` | selections that wait in a router's queue |
 //!
@@ -13,6 +14,7 @@
 //! Invariants: one thread does everything, in order of time; what falls on one instant is done in a fixed order (mesh,
 //! cache events, engines by number, periodic work, arrivals), so that equal seeds give equal outcomes.
 
+mod event;
 mod replica;
 #[cfg(test)]
 mod tests;
@@ -25,8 +27,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+pub use self::event::FleetEvent;
 use self::{
-    replica::{GROUP, MODEL, Replica, content, worker_id},
+    replica::{GROUP, MODEL, Replica, content, name, worker_id, worker_request},
     waiting::{Selection, Waiting},
 };
 use super::{
@@ -40,7 +43,9 @@ use crate::{
     events::transport::Message,
     selection::{
         hash,
+        index::StoredBlock,
         request::{PromptInput, SelectRequest, SelectResponse},
+        worker::WorkerRequest,
     },
 };
 
@@ -140,10 +145,11 @@ impl<T> Delayed<T> {
 }
 
 /// A fleet at work.
-pub struct Fleet {
+pub struct Fleet<'a> {
     config: FleetConfig,
     clock: Arc<VirtualClock>,
     now: Nanos,
+    workers: Vec<WorkerRequest>,
     replicas: Vec<Replica>,
     engines: Vec<Engine>,
     /// When each engine has something to tell.
@@ -162,20 +168,27 @@ pub struct Fleet {
     rng: fastrand::Rng,
     next_tick: Nanos,
     told: Vec<EngineEvent>,
+    stored: Vec<StoredBlock>,
+    removed: Vec<u64>,
     locals: Vec<u64>,
     tracking: Vec<u64>,
+    observer: Option<Observer<'a>>,
     outcome: Outcome,
 }
 
-impl Fleet {
+/// Whoever is told what happens.
+type Observer<'a> = &'a mut dyn FnMut(FleetEvent<'_>);
+
+impl<'a> Fleet<'a> {
     /// A fleet at rest.
     ///
     /// # Errors
     /// The policy cannot be made, or the workers are refused.
     pub fn new(config: FleetConfig, candidate: &Candidate) -> Result<Self, SimulationError> {
         let clock = Arc::new(VirtualClock::default());
+        let workers: Vec<_> = (0..config.workers).map(|worker| worker_request(worker, candidate, &config)).collect();
         let replicas = (0..config.replicas)
-            .map(|number| Replica::new(number, candidate, &config, &clock))
+            .map(|number| Replica::new(number, candidate, &config, &workers, &clock))
             .collect::<Result<_, _>>()?;
         let engine = |worker: u32| {
             let speed = config.speeds.get(worker as usize % config.speeds.len().max(1));
@@ -187,6 +200,7 @@ impl Fleet {
         Ok(Self {
             clock,
             now: 0,
+            workers,
             replicas,
             engines: (0..config.workers).map(engine).collect(),
             engines_due: vec![None; config.workers as usize],
@@ -200,8 +214,11 @@ impl Fleet {
             rng: fastrand::Rng::with_seed(config.seed),
             next_tick: TICK,
             told: Vec::new(),
+            stored: Vec::new(),
+            removed: Vec::new(),
             locals: Vec::new(),
             tracking: Vec::new(),
+            observer: None,
             outcome: Outcome {
                 requests: Vec::new(),
                 engines: Vec::new(),
@@ -213,6 +230,14 @@ impl Fleet {
             },
             config,
         })
+    }
+
+    /// Tells `observer` what happens to the selectors, beginning with the workers they know.
+    #[must_use]
+    pub fn observed_by(mut self, observer: Observer<'a>) -> Self {
+        self.workers.iter().for_each(|worker| observer(FleetEvent::Joined(worker)));
+        self.observer = Some(observer);
+        self
     }
 
     /// Serves `sessions`, which come in order of their start, until all is done that can be.
@@ -246,7 +271,7 @@ impl Fleet {
                 self.serve_woken();
             }
             while let Some((worker, event)) = self.events.pop(self.now) {
-                self.replicas.iter_mut().for_each(|replica| replica.hear(worker, &event));
+                self.hear(worker, &event);
             }
             self.run_engines();
             if self.now >= self.next_tick {
@@ -322,6 +347,7 @@ impl Fleet {
             ..SelectRequest::default()
         };
         self.undecided.insert(request, turn.blocks);
+        tell(&mut self.observer, FleetEvent::Asked { replica, request: &wish });
         let core = Arc::clone(&self.replicas[replica as usize].core);
         self.decide(request, Box::pin(async move { core.select_and_reserve(wish).await }));
         self.serve_woken();
@@ -337,7 +363,10 @@ impl Fleet {
         self.publish(replica as usize);
         match answer {
             None => {}
-            Some(Ok(answer)) => self.submit(request, &answer),
+            Some(Ok(answer)) => {
+                tell(&mut self.observer, FleetEvent::Chosen { replica, answer: &answer });
+                self.submit(request, &answer);
+            }
             Some(Err(error)) => {
                 self.undecided.remove(&request);
                 self.refuse(error.to_string());
@@ -359,8 +388,7 @@ impl Fleet {
         let taken = self.engines[worker].submit(there, self.now);
         self.engines_due[worker] = self.engines[worker].next();
         if let Err(error) = taken {
-            self.replicas[replica as usize].core.free_reservation(&selection_id(request)).ok();
-            self.publish(replica as usize);
+            self.free(request, replica);
             self.refuse(error.to_string());
         }
     }
@@ -391,17 +419,17 @@ impl Fleet {
             EngineEvent::FirstToken { request, at } => {
                 let record = &mut self.outcome.requests[request as usize];
                 record.first_token = Some(at);
-                let replica = record.replica as usize;
-                // A booking may have expired.
-                self.replicas[replica].core.prefill_complete(&selection_id(request)).ok();
-                self.publish(replica);
+                let (replica, selection_id) = (record.replica, selection_id(request));
+                let booked = self.replicas[replica as usize].core.prefill_complete(&selection_id).is_ok();
+                self.publish(replica as usize);
+                let selection_id = &selection_id;
+                tell(&mut self.observer, FleetEvent::PrefillComplete { replica, selection_id, booked });
             }
             EngineEvent::Finished { request, at } => {
                 let record = &mut self.outcome.requests[request as usize];
                 record.finished = Some(at);
                 let Record { replica, session, .. } = *record;
-                self.replicas[replica as usize].core.free_reservation(&selection_id(request)).ok();
-                self.publish(replica as usize);
+                self.free(request, replica);
                 let active = self.sessions[session as usize].as_ref();
                 if let Some(turn) = active.and_then(|active| active.turns.as_slice().first()) {
                     self.turn_number += 1;
@@ -413,6 +441,36 @@ impl Fleet {
                     self.events.0.push_back((at + delay, (worker, event)));
                 }
             }
+        }
+    }
+
+    /// Ends a booking.
+    fn free(&mut self, request: u32, replica: u32) {
+        let selection_id = selection_id(request);
+        let booked = self.replicas[replica as usize].core.free_reservation(&selection_id).is_ok();
+        self.publish(replica as usize);
+        tell(&mut self.observer, FleetEvent::Freed { replica, selection_id: &selection_id, booked });
+    }
+
+    /// Tells all selectors what an engine told of its cache.
+    fn hear(&mut self, worker: usize, event: &EngineEvent) {
+        let worker_id = worker_id(worker as u32);
+        match event {
+            EngineEvent::Stored { parent, blocks, .. } => {
+                self.stored.clear();
+                self.stored.extend(blocks.iter().map(|&id| StoredBlock { name: name(id), local: content(id) }));
+                let (parent, blocks) = (parent.map(name), &self.stored[..]);
+                self.replicas.iter().for_each(|replica| replica.store(worker, parent, blocks));
+                tell(&mut self.observer, FleetEvent::Stored { worker_id, parent, blocks });
+            }
+            EngineEvent::Removed { blocks, .. } => {
+                self.removed.clear();
+                self.removed.extend(blocks.iter().map(|&id| name(id)));
+                let names = &self.removed[..];
+                self.replicas.iter().for_each(|replica| replica.remove(worker, names));
+                tell(&mut self.observer, FleetEvent::Removed { worker_id, names });
+            }
+            EngineEvent::FirstToken { .. } | EngineEvent::Finished { .. } => {}
         }
     }
 
@@ -428,6 +486,12 @@ impl Fleet {
         while let Some((request, selection)) = self.waiting.next_woken() {
             self.decide(request, selection);
         }
+    }
+}
+
+fn tell(observer: &mut Option<Observer<'_>>, event: FleetEvent<'_>) {
+    if let Some(observer) = observer {
+        observer(event);
     }
 }
 

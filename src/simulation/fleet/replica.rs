@@ -14,7 +14,7 @@ use crate::{
         ingest::{EventSink, EventSource, EventSources, Trust},
         worker::{Lifecycle, WorkerFields, WorkerRequest},
     },
-    simulation::{SimulationError, candidate::Candidate, clock::VirtualClock, engine::EngineEvent},
+    simulation::{SimulationError, candidate::Candidate, clock::VirtualClock},
 };
 
 /// The model all requests are for.
@@ -45,8 +45,6 @@ pub(super) struct Replica {
     sinks: Vec<Option<EventSink>>,
     /// None where it is alone.
     outbox: Option<Arc<KeptMessages>>,
-    stored: Vec<StoredBlock>,
-    removed: Vec<u64>,
 }
 
 impl Replica {
@@ -54,6 +52,7 @@ impl Replica {
         number: u32,
         candidate: &Candidate,
         config: &FleetConfig,
+        workers: &[WorkerRequest],
         clock: &Arc<VirtualClock>,
     ) -> Result<Self, SimulationError> {
         let sinks = Arc::new(Sinks::default());
@@ -64,32 +63,28 @@ impl Replica {
             core.replicate(outbox.replication());
             outbox
         });
-        for worker in 0..config.workers {
-            let record = core.upsert_worker(worker_request(worker, candidate, config));
+        for worker in workers {
+            let record = core.upsert_worker(worker.clone());
             let record = record.map_err(|error| SimulationError::Worker(error.to_string()))?;
             if record.lifecycle != Lifecycle::Schedulable {
                 return Err(SimulationError::Worker(record.not_schedulable_reasons.join(", ")));
             }
         }
-        let sinks = (0..config.workers).map(|worker| sinks.0.lock().get(&worker_id(worker)).cloned()).collect();
-        Ok(Self { core, sinks, outbox, stored: Vec::new(), removed: Vec::new() })
+        let sinks = workers.iter().map(|worker| sinks.0.lock().get(&worker.worker_id).cloned()).collect();
+        Ok(Self { core, sinks, outbox })
     }
 
-    /// Applies what an engine told of its cache.
-    pub(super) fn hear(&mut self, worker: usize, event: &EngineEvent) {
-        let Some(sink) = &self.sinks[worker] else { return };
-        match event {
-            EngineEvent::Stored { parent, blocks, .. } => {
-                self.stored.clear();
-                self.stored.extend(blocks.iter().map(|&id| StoredBlock { name: name(id), local: content(id) }));
-                sink.store(0, Tier::Device, parent.map(name), &self.stored);
-            }
-            EngineEvent::Removed { blocks, .. } => {
-                self.removed.clear();
-                self.removed.extend(blocks.iter().map(|&id| name(id)));
-                sink.remove(0, Tier::Device, &self.removed);
-            }
-            EngineEvent::FirstToken { .. } | EngineEvent::Finished { .. } => {}
+    /// Hears that a worker caches `blocks`.
+    pub(super) fn store(&self, worker: usize, parent: Option<u64>, blocks: &[StoredBlock]) {
+        if let Some(sink) = &self.sinks[worker] {
+            sink.store(0, Tier::Device, parent, blocks);
+        }
+    }
+
+    /// Hears that a worker no longer caches the blocks called `names`.
+    pub(super) fn remove(&self, worker: usize, names: &[u64]) {
+        if let Some(sink) = &self.sinks[worker] {
+            sink.remove(0, Tier::Device, names);
         }
     }
 
@@ -111,7 +106,8 @@ pub(super) fn worker_id(worker: u32) -> u64 {
     u64::from(worker) + 1
 }
 
-fn worker_request(worker: u32, candidate: &Candidate, config: &FleetConfig) -> WorkerRequest {
+/// What a worker is registered as.
+pub(super) fn worker_request(worker: u32, candidate: &Candidate, config: &FleetConfig) -> WorkerRequest {
     let id = worker_id(worker);
     let fields = WorkerFields {
         endpoint: Some(format!("http://worker-{id}:8000")),
@@ -131,7 +127,7 @@ pub(super) fn content(id: u64) -> u64 {
 }
 
 /// What engines call a block: a hash of their own, like real ones, that says nothing to selectors.
-fn name(id: u64) -> u64 {
+pub(super) fn name(id: u64) -> u64 {
     mix(id ^ 0xc2b2_ae3d_27d4_eb4f)
 }
 

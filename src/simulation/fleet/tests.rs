@@ -129,3 +129,49 @@ fn slow_engines_take_longer() {
     let first = outcome.requests[0].first_token.expect("a token");
     assert!(first.abs_diff(expected) <= 10, "{first} is not {expected}");
 }
+
+#[test]
+fn an_observer_hears_what_happens_to_the_selectors() {
+    let engine = EngineConfig { kv_blocks: 60, ..EngineConfig::default() };
+    let config = FleetConfig { workers: 1, engine, ..config() };
+    let first = turn(3, 20, 21, 0);
+    let contents: Vec<u64> = first.blocks.iter().map(|&id| content(id)).collect();
+    // The second evicts blocks of the first.
+    let sessions = vec![single(1, 0, first), single(2, 10 * SECOND, turn(0, 0, 50, 0))];
+    let (mut calls, mut stored, mut removed) = (Vec::new(), Vec::new(), Vec::new());
+    let mut observe = |event: FleetEvent<'_>| match event {
+        FleetEvent::Joined(worker) => calls.push(format!("joined {}", worker.worker_id)),
+        FleetEvent::Stored { parent, blocks, .. } => {
+            assert_eq!(parent, stored.last().map(|block: &StoredBlock| block.name).filter(|_| stored.len() != 21));
+            stored.extend(blocks);
+        }
+        FleetEvent::Removed { names, .. } => removed.extend_from_slice(names),
+        FleetEvent::Asked { request, .. } => {
+            let hashes = request.prompt.block_hashes.as_ref().map(Vec::len);
+            calls.push(format!("asked {:?} {hashes:?}", request.selection_id));
+        }
+        FleetEvent::Chosen { answer, .. } => {
+            calls.push(format!("chosen {:?} {}", answer.selection_id, answer.worker_id))
+        }
+        FleetEvent::PrefillComplete { selection_id, booked, .. } => {
+            calls.push(format!("{selection_id} began {booked}"))
+        }
+        FleetEvent::Freed { selection_id, booked, .. } => calls.push(format!("{selection_id} ended {booked}")),
+    };
+    let candidate = Candidate::named("default", &router_plugin_registry()).expect("a known policy");
+    let fleet = Fleet::new(config, &candidate).expect("a fleet").observed_by(&mut observe);
+    fleet.run(sessions.into_iter().map(Ok)).expect("a run");
+    let request = |number: u32, blocks: u32| {
+        let id = format!("r{number}");
+        [
+            format!("asked Some({id:?}) Some({blocks})"),
+            format!("chosen Some({id:?}) 1"),
+            format!("{id} began true"),
+            format!("{id} ended true"),
+        ]
+    };
+    assert_eq!(calls, [vec!["joined 1".to_owned()], request(0, 21).to_vec(), request(1, 50).to_vec()].concat());
+    // What was cached is what prompts consist of, in order.
+    assert!(stored.iter().take(21).map(|block| block.local).eq(contents));
+    assert!(!removed.is_empty() && removed.iter().all(|name| stored[..21].iter().any(|block| block.name == *name)));
+}
