@@ -3,15 +3,19 @@
 //!
 //! ```text
 //! cargo run --release --manifest-path benches/reference/Cargo.toml
+//! cargo run --release --manifest-path benches/reference/Cargo.toml -- choices [--traces DIR] [WORKLOAD...]
 //! ```
 //!
 //! Prompts have 128 blocks, half of them shared by all; four live bookings a worker stand in the background. The same
 //! policy source (`scorers.rs`) is compiled against both crates.
+//!
+//! The second command times nothing: it says whether both choose the same workers (`choices`).
 
+mod choices;
 mod ours;
 mod theirs;
 
-use std::time::Duration;
+use std::{process::ExitCode, time::Duration};
 
 use nix::time::{ClockId, clock_gettime};
 
@@ -55,8 +59,17 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-fn main() {
-    let only: Vec<u64> = std::env::args().skip(1).filter_map(|word| word.parse().ok()).collect();
+fn main() -> ExitCode {
+    let mut words = std::env::args().skip(1).peekable();
+    if words.next_if(|word| word == "choices").is_some() {
+        return choices::run(words);
+    }
+    time(words.filter_map(|word| word.parse().ok()).collect());
+    ExitCode::SUCCESS
+}
+
+/// Times both cores with fleets of those sizes, or of all.
+fn time(only: Vec<u64>) {
     println!(
         "select_and_reserve + release, {BLOCKS} hashes, {SHARED} shared, us of CPU, median of {ROUNDS} rounds of {CYCLES}"
     );

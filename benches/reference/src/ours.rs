@@ -36,7 +36,7 @@ mod policy {
 pub struct Core(Arc<SelectionCore>);
 
 /// The core never waits here: nothing queues and no session is bound.
-fn now<F: Future>(future: F) -> F::Output {
+pub fn now<F: Future>(future: F) -> F::Output {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(output) => output,
         Poll::Pending => unreachable!("nothing to wait for"),
