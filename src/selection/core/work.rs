@@ -25,11 +25,12 @@ pub struct WorkReport {
 impl SelectionCore {
     /// Work ahead in the partitions that pass; those whose policy does not ask for it are left out.
     pub fn work_reports(&self, filter: &PartitionFilter) -> Vec<WorkReport> {
-        let partitions = self.partitions(filter);
+        let (partitions, now) = (self.partitions(filter), self.clock.now());
         let reports = partitions.iter().filter_map(|partition| {
             let report = partition.with_state(|state| {
-                let work = state.load.works().first()?;
-                let tokens = state.load.slots().into_iter().map(|slot| work.ahead(slot).0);
+                let slots = state.load.slots();
+                let work = state.load.reported_work(now)?;
+                let tokens = slots.into_iter().map(|slot| work.ahead(slot).0);
                 Some(WorkReport {
                     model_name: Arc::clone(&partition.key.model_name),
                     routing_group: Arc::clone(&partition.key.routing_group),

@@ -56,6 +56,8 @@ pub struct LoadTracker {
     draining: usize,
     /// Work ahead, by what policies asked for.
     works: Vec<Work>,
+    /// How many of them, from the first, were asked for since the policy changed, in the order of asking.
+    claimed: usize,
     /// Memory of a look at ranks that are due.
     due: Vec<Slot>,
     /// Latest time that was told.
@@ -82,6 +84,7 @@ impl LoadTracker {
             changed_at: Vec::new(),
             draining: 0,
             works: Vec::new(),
+            claimed: 0,
             due: Vec::new(),
             latest: Moment::default(),
         }

@@ -187,7 +187,9 @@ impl PartitionState {
 
     fn make_policy(&mut self) {
         self.policy = self.posted.post((self.policies)(&self.config, &self.scope));
-        if !self.posted.inputs().contains(WorkerInputs::PROGRESS) {
+        if self.posted.inputs().contains(WorkerInputs::PROGRESS) {
+            self.load.retire_work();
+        } else {
             self.load.forget_work();
         }
     }
@@ -250,10 +252,12 @@ impl PartitionState {
     fn rebuild(&mut self, index: &PartitionIndex) {
         let fresh = self.load.successor();
         let mut suspect = std::mem::replace(&mut self.load, fresh);
+        let mut heard = Vec::new();
         // What it still knows of its bookings; it may panic again over them.
         for facts in self.workers.values() {
             for dp_rank in facts.ranks.clone() {
                 let rank = WorkerWithDpRank::new(facts.worker_id, dp_rank);
+                heard.extend(suspect.hears_events(rank).then_some(rank));
                 let lost = catch_unwind(AssertUnwindSafe(|| suspect.remove_rank(rank)));
                 self.lost.extend(lost.into_iter().flatten());
             }
@@ -273,6 +277,7 @@ impl PartitionState {
                 }
             }
         }
+        heard.into_iter().for_each(|rank| self.load.set_event_flow(rank, true));
     }
 }
 

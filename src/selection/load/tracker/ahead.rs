@@ -20,15 +20,52 @@ impl LoadTracker {
     /// next call.
     pub(in crate::selection) fn keep_work(&mut self, spec: &Arc<WorkSpec>, now: Moment) -> usize {
         let same = |work: &Work| Arc::ptr_eq(work.spec(), spec) || work.spec() == spec;
-        if let Some(at) = self.works.iter().position(same) {
-            self.refresh_due(at, now);
+        let known = self.works.iter().position(same);
+        if let Some(at) = known
+            && at < self.claimed
+            && self.claimed < self.works.len()
+        {
+            // Asked for a second time: whoever else asks has done so by now.
+            self.works.truncate(self.claimed);
+        }
+        let at = match known {
+            Some(at) => {
+                self.refresh_due(at, now);
+                at
+            }
+            None => {
+                if self.works.len() == MOST_WORKS {
+                    self.works.pop();
+                    self.claimed = self.claimed.min(self.works.len());
+                }
+                self.add_work(spec, now);
+                self.works.len() - 1
+            }
+        };
+        if at < self.claimed {
             return at;
         }
-        if self.works.len() == MOST_WORKS {
-            self.works.remove(0);
+        self.works.swap(at, self.claimed);
+        self.claimed += 1;
+        self.claimed - 1
+    }
+
+    /// There is another policy: what is kept stays only if that asks for it.
+    pub(in crate::selection) fn retire_work(&mut self) {
+        self.claimed = 0;
+    }
+
+    /// The work that is kept for the policy in force, which asks before one beside it, every rank of it as of now.
+    pub(in crate::selection) fn reported_work(&mut self, now: Moment) -> Option<&Work> {
+        if self.works.is_empty() {
+            return None;
         }
-        self.add_work(spec, now);
-        self.works.len() - 1
+        self.refresh_due(0, now);
+        for slot in self.slots() {
+            let view = self.view(slot);
+            self.works[0].refresh(slot, &view, now);
+        }
+        self.works.first()
     }
 
     /// Work ahead at a place.
@@ -36,7 +73,8 @@ impl LoadTracker {
         &self.works[at]
     }
 
-    /// Everything kept, for reports.
+    /// Everything kept.
+    #[cfg(test)]
     pub(in crate::selection) fn works(&self) -> &[Work] {
         &self.works
     }
@@ -44,6 +82,7 @@ impl LoadTracker {
     /// Nobody asks for work ahead any more.
     pub(in crate::selection) fn forget_work(&mut self) {
         self.works = Vec::new();
+        self.claimed = 0;
     }
 
     /// The engine of a rank told of blocks on its device, `sequence` their chained hashes.
@@ -62,6 +101,11 @@ impl LoadTracker {
         let now = self.latest;
         self.works.iter_mut().for_each(|work| work.set_events(slot, flows));
         self.refresh_work(slot, now);
+    }
+
+    /// Whether the engine of a rank tells of its blocks, as far as was told.
+    pub(in crate::selection) fn hears_events(&self, rank: WorkerWithDpRank) -> bool {
+        self.slot(rank).is_some_and(|slot| self.ranks[slot].hears_events)
     }
 
     fn add_work(&mut self, spec: &Arc<WorkSpec>, now: Moment) {
