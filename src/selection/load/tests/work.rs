@@ -128,3 +128,92 @@ fn what_is_ahead_is_what_was_booked_and_not_told_of() {
         assert_eq!(load.live(), 0);
     }
 }
+
+/// Whatever clients, engines and clocks say: never negative, never more than booked, nothing left at the end.
+#[test]
+fn what_is_ahead_is_never_more_than_booked_and_never_left_behind() {
+    for seed in seeds(20) {
+        let rng = &mut fastrand::Rng::with_seed(seed);
+        let mut load = tracker(rng.bool().then_some(5));
+        let mut works = [None, Some(WorkForm::Events), Some(WorkForm::Rate), Some(WorkForm::Clock)].map(spec);
+        let mut live: Vec<BookingId> = Vec::new();
+        let mut now = Moment(rng.u64(..) >> rng.u32(0..64));
+        for step in 0..300 {
+            // Clocks may step back.
+            let step_of_time = rng.u64(..) >> rng.u32(20..64);
+            now = Moment(if rng.u32(0..8) == 0 {
+                now.0.saturating_sub(step_of_time)
+            } else {
+                now.0.saturating_add(step_of_time)
+            });
+            let rank = WorkerWithDpRank::new(rng.u64(0..4), 0);
+            // A block may be there twice, and be another prompt's.
+            let blocks = rng.usize(0..24);
+            let sequence: Vec<u64> = (0..blocks).map(|at| if rng.bool() { at as u64 } else { rng.u64(0..6) }).collect();
+            match rng.u32(0..14) {
+                0..=4 => {
+                    let Some(slot) = load.slot(rank) else { continue };
+                    let id = BookingId(if rng.u32(0..6) == 0 { rng.u64(0..step + 1) } else { step });
+                    let fitting = 16 * rng.u64(0..=blocks as u64) + rng.u64(0..16);
+                    let booking = NewBooking {
+                        id,
+                        slot,
+                        sequence: sequence.into(),
+                        prefill_tokens: [fitting, fitting, fitting, 1 << 40, u64::MAX][rng.usize(0..5)],
+                        prefill_duration: None,
+                        expected_output_tokens: None,
+                    };
+                    let known = load.is_live(id);
+                    let (booked, expired) = load.book(booking, now);
+                    assert_eq!(booked, !known, "seed {seed} step {step}");
+                    live.retain(|id| !expired.contains(id));
+                    if booked {
+                        live.push(id);
+                    }
+                }
+                5 | 6 => load.stored(rank, &sequence),
+                7 | 8 if !live.is_empty() => {
+                    let id = live[rng.usize(0..live.len())];
+                    // Twice, as a client that tries again.
+                    (0..rng.u32(1..3)).for_each(|_| assert!(load.prefill_complete(id, now)));
+                }
+                9 if !live.is_empty() => {
+                    let id = live.swap_remove(rng.usize(0..live.len()));
+                    assert!(load.free(id, now));
+                    assert!(!load.free(id, now) && !load.prefill_complete(id, now));
+                }
+                10 => load.set_event_flow(rank, rng.bool()),
+                11 => {
+                    let gone = load.remove_rank(rank);
+                    live.retain(|id| !gone.contains(id));
+                }
+                12 if rng.bool() => match rng.u32(0..3) {
+                    0 => load.forget_work(),
+                    1 => load.retire_work(),
+                    _ => works.rotate_left(1),
+                },
+                12 => {
+                    let expired = load.expire(now);
+                    live.retain(|id| !expired.contains(id));
+                }
+                _ => {
+                    add_rank(&mut load, rank.worker_id);
+                }
+            }
+            let at = load.keep_work(&works[rng.usize(0..2)], now);
+            load.check();
+            for slot in load.slots() {
+                let rank = load.rank(slot).unwrap();
+                let (ahead, booked) = (load.work(at).ahead(slot).0, load.load(slot, now).prefill_tokens);
+                assert!(ahead <= booked, "seed {seed} step {step} rank {rank:?}: {ahead} ahead of {booked}");
+                let line = load.work(at).lines().line(slot).unwrap();
+                assert!(line.intercept >= 0.0 && line.slope > 0.0 && line.cost(1e12).is_finite(), "{line:?}");
+            }
+        }
+        for id in live {
+            assert!(load.free(id, now));
+        }
+        load.check();
+        assert_eq!(load.live(), 0, "seed {seed}");
+    }
+}

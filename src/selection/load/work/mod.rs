@@ -153,6 +153,11 @@ pub(in crate::selection) struct Work {
     unheard: usize,
 }
 
+/// How long so many tokens take at a rate.
+fn duration(tokens: u64, per_second: f64) -> Duration {
+    Duration::from_secs_f64((tokens as f64 / per_second).min(1e9))
+}
+
 impl Work {
     pub(super) fn new(spec: Arc<WorkSpec>, block_size: u32) -> Self {
         Self {
@@ -224,7 +229,8 @@ impl Work {
     /// A rank came, or its facts changed.
     pub(super) fn upsert(&mut self, slot: Slot, facts: &WorkerFacts, hears_events: bool) {
         let speeds = &self.spec.speeds;
-        let speed = facts.taints.iter().filter_map(|taint| speeds.get(taint)).product::<f64>();
+        // A worker may have any number of taints.
+        let speed = facts.taints.iter().filter_map(|taint| speeds.get(taint)).product::<f64>().clamp(1e-6, 1e6);
         if let Some(rank) = self.rank_mut(slot) {
             rank.speed = speed;
             return;
@@ -272,8 +278,7 @@ impl Work {
         let blocks = (tokens / u64::from(self.block_size.max(1))).min(sequence.len() as u64);
         let rate = self.rate.per_second();
         let Some(rank) = self.ranks.get_mut(slot as usize).and_then(Option::as_mut) else { return };
-        let seconds = (tokens as f64 / (rate * rank.speed)).min(1e9);
-        rank.finish = rank.finish.max(now).after(Duration::from_secs_f64(seconds));
+        rank.finish = rank.finish.max(now).after(duration(tokens, rate * rank.speed));
         if sequence.is_empty() {
             rank.untellable += u128::from(tokens);
             self.untellable.insert(booking, tokens);
@@ -402,6 +407,9 @@ impl Work {
             WorkForm::Clock => (speed * rank.finish.since(now).as_secs_f64()) as u64,
         };
         let queued = ahead.min(view.booked);
+        // What is not booked any more takes no time: else one booking, however long ago it ended, would hold for all
+        // after it.
+        rank.finish = rank.finish.min(now.after(duration(view.booked, speed)));
         let falls = rank.form != WorkForm::Events && queued > 0;
         if rank.falls {
             self.falling.remove(&(rank.keyed, slot));

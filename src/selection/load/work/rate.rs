@@ -12,6 +12,10 @@ const PRIOR_SECONDS: f64 = 4.0;
 /// Bounds of what is believed, in tokens a second.
 const BOUNDS: std::ops::RangeInclusive<f64> = 50.0..=5e6;
 
+/// Most that one first token says: lengths are what clients claim, and a notice may come hours late.
+const MOST_TOKENS: f64 = 1e6;
+const MOST_SECONDS: f64 = 60.0;
+
 /// Tokens computed and the time that took, both fading.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PrefillRate {
@@ -25,10 +29,12 @@ impl PrefillRate {
         Self { tokens: prior * PRIOR_SECONDS, seconds: PRIOR_SECONDS }
     }
 
-    /// A prefill of so many tokens was worked on for so long.
+    /// A prefill of so many tokens was worked on for so long; counts as a shorter one where it is beyond bounds.
     pub(super) fn learn(&mut self, tokens: u64, busy: Duration) {
-        self.tokens = self.tokens * KEPT + tokens as f64;
-        self.seconds = self.seconds * KEPT + busy.as_secs_f64();
+        let (tokens, seconds) = (tokens as f64, busy.as_secs_f64());
+        let share = (MOST_SECONDS / seconds).min(MOST_TOKENS / tokens.max(1.0)).min(1.0);
+        self.tokens = self.tokens * KEPT + tokens * share;
+        self.seconds = self.seconds * KEPT + seconds * share;
     }
 
     /// Tokens a second.
@@ -54,4 +60,18 @@ mod tests {
         }
         assert_eq!(rate.per_second(), 5e6);
     }
+
+    #[test]
+    fn one_absurd_notice_does_not_outweigh_all_others() {
+        for (tokens, busy) in [(u64::MAX, Duration::ZERO), (1 << 40, Duration::from_millis(1)), (3000, DAY), (0, DAY)] {
+            let mut rate = PrefillRate::new(8000.0);
+            rate.learn(tokens, busy);
+            for _ in 0..1000 {
+                rate.learn(9000, Duration::from_secs(1));
+            }
+            assert!((rate.per_second() - 9000.0).abs() < 900.0, "{tokens} in {busy:?}: {}", rate.per_second());
+        }
+    }
+
+    const DAY: Duration = Duration::from_secs(86_400);
 }

@@ -138,11 +138,79 @@ fn without_notices_and_events_a_clock_counts() {
         assert!(fleet.load.free(booking, at(0.0)));
     }
     let ahead = |fleet: &mut Fleet, now| cost_at(fleet, 1, 16, now) / 1.02 - 16.0 * 1.02;
-    // 16,400 tokens were booked in all, at 8,000 a second; what is booked now bounds it.
-    for (now, left) in [(0.0, 16_000.0), (1.0, 8400.0), (2.0, 400.0), (3.0, 0.0)] {
+    // At 8,000 a second; what ended takes no time.
+    for (now, left) in [(0.0, 16_000.0), (1.0, 8000.0), (2.0, 0.0), (3.0, 0.0)] {
         let got = ahead(&mut fleet, now);
         assert!((got - left).abs() < 1.0, "{got} {left}");
     }
+}
+
+#[test]
+fn a_booking_that_ended_does_not_hold_the_clock() {
+    let mut fleet = fleet(Some(WorkForm::Clock), Overlay::Never, 1);
+    fleet.load.keep_work(&fleet.policy.settings.work, at(0.0));
+    // What a client may claim, for years at any rate.
+    let absurd = fleet.book(1, &[], 1 << 40);
+    assert!(fleet.load.free(absurd, at(0.0)));
+    fleet.book(1, &[], 8000);
+    let ahead = |fleet: &mut Fleet, now| cost_at(fleet, 1, 16, now) - 16.0 * 1.02;
+    for (now, left) in [(0.0, 8000.0), (0.5, 4000.0), (1.0, 0.0)] {
+        let got = ahead(&mut fleet, now);
+        assert!((got - left).abs() < 1.0, "{got} {left}");
+    }
+}
+
+#[test]
+fn costs_are_numbers_whatever_the_taints() {
+    for factor in [1e-3, 1e3] {
+        let taints: Vec<String> = (0..200).map(|taint| format!("t{taint}")).collect();
+        let speeds = taints.iter().map(|taint| (taint.clone(), factor)).collect();
+        let spec = WorkSpec { speeds, ..(*settings(None, Overlay::Auto).work).clone() };
+        let settings = WorkAheadSettings { work: Arc::new(spec), overlay: Overlay::Auto };
+        let mut fleet = Fleet::with_policy(WorkAhead::new(settings, ACCOUNTING, 16, true, None), 16);
+        fleet.facts(1, |facts| facts.taints = taints.into_iter().collect());
+        let cost = fleet.pick(&ask(160)).unwrap().cost;
+        assert!(cost.is_finite() && cost > 0.0, "{factor}: {cost}");
+    }
+}
+
+#[test]
+fn work_that_no_policy_asks_for_any_more_is_let_go() {
+    let mut fleet = fleet(Some(WorkForm::Clock), Overlay::Never, 2);
+    fleet.pick(&ask(16)).unwrap();
+    let form = |fleet: &mut Fleet| fleet.load.reported_work(at(0.0)).map(|work| work.ahead(0).1);
+    assert_eq!((form(&mut fleet), fleet.load.works().len()), (Some(WorkForm::Clock), 1));
+    // Another policy of the kind, and one beside it.
+    fleet.load.retire_work();
+    let shadow = settings(Some(WorkForm::Clock), Overlay::Never);
+    fleet.policy.settings = settings(Some(WorkForm::Rate), Overlay::Never);
+    for _ in 0..2 {
+        fleet.pick(&ask(16)).unwrap();
+        fleet.load.keep_work(&shadow.work, at(0.0));
+        assert_eq!((form(&mut fleet), fleet.load.works().len()), (Some(WorkForm::Rate), 2));
+    }
+    // The one beside it leaves.
+    fleet.load.retire_work();
+    for _ in 0..2 {
+        fleet.pick(&ask(16)).unwrap();
+        assert_eq!(form(&mut fleet), Some(WorkForm::Rate));
+    }
+    assert_eq!(fleet.load.works().len(), 1);
+}
+
+#[test]
+fn reports_are_of_now_though_nobody_selects() {
+    let mut fleet = fleet(None, Overlay::Auto, 2);
+    fleet.load.set_event_flow(rank(1), true);
+    fleet.load.keep_work(&fleet.policy.settings.work, at(0.0));
+    let told = fleet.book(1, &[1, 2], 32);
+    assert!(fleet.load.prefill_complete(told, at(0.0)));
+    fleet.book(2, &[], 8000);
+    let mut report = |now| {
+        let work = fleet.load.reported_work(at(now)).unwrap();
+        (work.ahead(1).0, work.unheard())
+    };
+    assert_eq!([report(0.0), report(1.0), report(3.0)], [(8000, 1), (400, 1), (400, 2)]);
 }
 
 #[test]
@@ -270,6 +338,30 @@ fn cheapest_of_all(
     if tied.is_empty() { Err(eligibility::nobody()) } else { Ok((least, tied)) }
 }
 
+/// An explained pick chooses alike, and its terms add up.
+fn check_explanation(
+    fleet: &mut Fleet,
+    ask: &testing::Ask,
+    now: Moment,
+    cost: f64,
+    tied: &BTreeSet<Slot>,
+    rng: &mut fastrand::Rng,
+) {
+    let ask = testing::Ask { explain: true, ..ask.clone() };
+    let picked = fleet.policy.pick(&ask.request(&fleet.matches, now), &mut fleet.load, rng).unwrap();
+    assert_eq!(picked.cost.to_bits(), cost.to_bits());
+    assert!(tied.contains(&picked.slot));
+    let explanation = picked.explanation.unwrap();
+    assert_eq!(explanation.ties, tied.len() as u64);
+    for row in &explanation.candidates {
+        assert_eq!(row.cost.is_some(), row.verdict == "eligible", "{row:?}");
+        let Some(cost) = row.cost else { continue };
+        let largest = row.cost_terms.iter().map(|(_, term)| term.abs()).fold(cost, f64::max);
+        let sum: f64 = row.cost_terms.iter().map(|(_, term)| term).sum();
+        assert!((sum - cost).abs() <= largest * 1e-9, "{row:?}");
+    }
+}
+
 #[test]
 fn picks_equal_the_whole_table() {
     for seed in seeds(400) {
@@ -301,6 +393,9 @@ fn picks_equal_the_whole_table() {
                 fleet.load.keep_work(&fleet.policy.settings.work, now);
             }
             let wanted = cheapest_of_all(fleet, &ask, now);
+            if let Ok((cost, tied)) = &wanted {
+                check_explanation(fleet, &ask, now, *cost, tied, rng);
+            }
             let request = ask.request(&fleet.matches, now);
             let got = fleet.policy.pick(&request, &mut fleet.load, rng).map(|picked| (picked.cost, picked.slot));
             match (wanted, got) {
