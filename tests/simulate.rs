@@ -91,7 +91,7 @@ fn seeds_decide_and_threads_do_not() {
 #[test]
 fn json_has_its_shape() {
     let value = compare(&["--rate", "8", "--policy", "round-robin"]);
-    assert_eq!(keys(&value), BTreeSet::from(["baseline", "cells", "skipped", "summary"]));
+    assert_eq!(keys(&value), BTreeSet::from(["baseline", "cells", "notes", "skipped", "summary"]));
     let cell = &value["cells"][0];
     assert_eq!(keys(cell), BTreeSet::from(["load", "policies", "replicas", "seed", "workers", "workload"]));
     assert_eq!(keys(&cell["policies"][1]), BTreeSet::from(["figures", "policy", "ratio"]));
@@ -163,6 +163,7 @@ fn what_cannot_be_is_refused() {
     let broken = at("broken.yaml", "worker_selection: {aggregated: nobody}\n");
     let classifier = at("classifier.yaml", "request_classifier: {type: thunderagent}\n");
     let trace = at("bad.jsonl", "{\"timestamp\": 0, \"input_length\": 600, \"output_length\": 1, \"hash_ids\": [1]}\n");
+    let (folder, same) = (directory.path().to_str().unwrap(), at("same", ""));
     let cases: &[(&[&str], i32, &str)] = &[
         (&["--policy", "best"], 2, "unknown policy \"best\"; there are default, sticky, "),
         (&["--policy", "default:scale=-1"], 2, "prefill_load_scale must be finite and non-negative"),
@@ -180,12 +181,83 @@ fn what_cannot_be_is_refused() {
         (&["--json", "-", "--csv", "-"], 2, "only one of --json, --csv and --html can go to standard output"),
         (&["--rate", "8", "--json", "/nowhere/out.json"], 1, "cannot write /nowhere/out.json"),
         (&["--trace-speed", "2"], 2, "--trace"),
+        (&["--trace", "/dev/zero"], 1, "/dev/zero is no file; it is read more than once"),
+        (&["--trace", folder], 1, "is no file"),
+        (&["--trace", "no-such.jsonl"], 1, "cannot read trace no-such.jsonl: No such file"),
+        (&["--workload", "conv,synth", "--traces", folder], 2, "which is not in"),
+        (&["--workload", "all,steady"], 2, "unknown workload \"steady\""),
+        (&["--rate", "1e9"], 1, "are more than 50000000 a run"),
+        (&["--rate", "1e-12"], 1, "more than 100 days"),
+        (&["--speeds", "1,1e-9"], 2, "speed of the engine is out of range"),
+        (&["--per-token", "1e300"], 2, "per_token of the engine is out of range"),
+        (&["--step-floor", "1000s"], 2, "step_floor of the engine is out of range"),
+        // Before any run, and before the trace is read.
+        (&["--trace", &trace, "--html", "/nowhere/out.html"], 1, "cannot write /nowhere/out.html"),
+        (&["--trace", &trace, "--csv", folder], 1, "cannot write"),
+        (&["--json", &same, "--csv", &same], 2, "is named for two outputs"),
     ];
     for (words, code, text) in cases {
         let (found, _, err) = run(&[&["simulate"], *words].concat());
         assert_eq!(found, Some(*code), "{words:?}: {err}");
         assert!(err.contains(text), "{words:?}: {err}");
     }
+}
+
+#[test]
+fn what_is_left_out_or_changed_is_said() {
+    let directory = tempfile::tempdir().unwrap();
+    let line = |at: u64| {
+        json!({"timestamp": at / 8 * 3000, "input_length": 600, "output_length": 4, "hash_ids": [1, at + 2]})
+            .to_string()
+    };
+    let path = directory.path().join("conversation_trace.jsonl");
+    std::fs::write(&path, (0..120).map(|at| line(at) + "\n").collect::<String>()).unwrap();
+    let traces = directory.path().to_str().unwrap();
+    let common = ["--workload", "conv,synth,conv", "--traces", traces, "--policy", "random", "--seeds", "2,1,2"];
+    let value = compare(&common);
+    let cells = value["cells"].as_array().unwrap();
+    // Each once, in the order they were named in.
+    let names: Vec<_> = cells.iter().map(|cell| (&cell["workload"], &cell["seed"])).collect();
+    assert_eq!(names, [(&json!("conv"), &json!(2)), (&json!("conv"), &json!(1))]);
+    assert_eq!(
+        value["skipped"],
+        json!([format!("synth needs the trace synthetic_trace.jsonl, which is not in {traces}")])
+    );
+    let note = "conv: timestamps are rounded to 3 s, so each request is put off by up to that at random (--jitter)";
+    assert_eq!(value["notes"], json!([note]));
+    assert_eq!(compare(&[&common[..], &["--jitter", "0"]].concat())["notes"], json!([]));
+    let (code, out, err) = run(&[&["simulate"], &common[..]].concat());
+    assert_eq!(code, Some(0), "{err}");
+    assert!(out.contains("left out: synth needs") && out.ends_with(&format!("note: {note}\n")), "{out}");
+}
+
+#[test]
+fn equal_runs_write_equal_files() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: String| directory.path().join(name).to_str().unwrap().to_owned();
+    // A document whose name would be markup, were it not escaped.
+    let document = directory.path().join("<script>alert('x')</script>&\"y\".yaml");
+    let text = "worker_selection:\n  aggregated: same\n  instances: [{name: same, type: work-ahead}]\n";
+    std::fs::create_dir_all(document.parent().unwrap()).unwrap();
+    std::fs::write(&document, text).unwrap();
+    let written = |number: u32, threads: &str| {
+        let [json, csv, html] = ["json", "csv", "html"].map(|kind| at(format!("{number}.{kind}")));
+        let what = ["simulate", "--rate", "8", "--seeds", "1,2", "--reproducible", "--threads", threads];
+        let policies = ["--policy", "random", "--policy", document.to_str().unwrap()];
+        let files = ["--json", &json, "--csv", &csv, "--html", &html];
+        let (code, _, err) = run(&[&what[..], &policies, &files].concat());
+        assert_eq!(code, Some(0), "{err}");
+        [json, csv, html].map(|path| std::fs::read_to_string(path).unwrap())
+    };
+    let first = written(1, "1");
+    assert_eq!(first, written(2, "2"));
+    let [json, csv, html] = first;
+    assert!(!json.contains("ns_per_decision"));
+    let columns = csv.lines().next().unwrap().split(',').count();
+    let plain = csv.lines().filter(|line| line.contains(",random,"));
+    assert!(plain.clone().count() == 2 && plain.into_iter().all(|line| line.split(',').count() == columns), "{csv}");
+    check_markup(&html);
+    assert!(!html.contains("<script"), "{html}");
 }
 
 /// The gate of continuous integration: the policy for new installations stays as much better than the reference's cost

@@ -1,18 +1,20 @@
 //! What is measured of one cell: latencies, cache, balance.
 //!
 //! The first tenth of the arrivals is left out of every figure of requests: caches are cold and nothing is in flight
-//! then. A request that never got its tokens counts as if they came at the end of the run, so that no policy looks
-//! better for leaving some out. Sums of engines are over the whole run.
+//! then. A request that never got its tokens counts as if they came at the end of the run, and ten minutes after it at the
+//! earliest, so that no policy looks better for leaving some out. Sums of engines are over the whole run.
 
 use serde::Serialize;
 
 use super::{
-    Nanos,
+    Nanos, SECOND,
     fleet::{Outcome, Record},
 };
 
 /// Share of the arrivals that only warm up, as one in this many.
 const WARM_UP: usize = 10;
+/// Least that a request without tokens counts as waiting: a run that refuses much ends soon.
+const UNSERVED: Nanos = 600 * SECOND;
 /// Tokens a second by which the time allowed for a prompt grows.
 const ALLOWED_RATE: f64 = 12_500.0;
 /// Time allowed for any prompt, in seconds.
@@ -75,8 +77,9 @@ pub struct Figures {
     /// The reason for which the first one was refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub refusal: Option<String>,
-    /// Wall-clock time of a decision, in nanoseconds: the one figure that differs from run to run.
-    pub ns_per_decision: f64,
+    /// Wall-clock time of a decision, in nanoseconds: the one figure that differs from run to run, unless it is left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ns_per_decision: Option<f64>,
 }
 
 impl Figures {
@@ -87,7 +90,8 @@ impl Figures {
         let done: Vec<(&Record, Nanos, Nanos)> = measured
             .iter()
             .map(|record| {
-                let since = |at: Option<Nanos>| at.unwrap_or(outcome.ended).saturating_sub(record.arrived);
+                let never = outcome.ended.max(record.arrived.saturating_add(UNSERVED));
+                let since = |at: Option<Nanos>| at.unwrap_or(never).saturating_sub(record.arrived);
                 (record, since(record.first_token), since(record.finished))
             })
             .collect();
@@ -110,7 +114,7 @@ impl Figures {
         Self {
             ttft: Times::of(&mut ttft),
             e2e: Times::of(&mut e2e),
-            itl_mean: gaps.iter().sum::<f64>() / gaps.len().max(1) as f64,
+            itl_mean: gaps.iter().fold(0.0, |sum, gap| sum + gap) / gaps.len().max(1) as f64,
             block_hit_rate: sum(&|engine| engine.hit_blocks) as f64 / sum(&|engine| engine.prompt_blocks).max(1) as f64,
             within_2s: within(&|_| PATIENCE),
             within_slo: within(&|record| ALLOWED_BASE + 2.0 * f64::from(record.prompt_tokens) / ALLOWED_RATE),
@@ -119,14 +123,14 @@ impl Figures {
             counted: done.len() as u64,
             unfinished: requests.iter().filter(|record| record.finished.is_none()).count() as u64,
             refusal: outcome.refusal.clone(),
-            ns_per_decision: outcome.deciding.as_nanos() as f64 / outcome.decisions.max(1) as f64,
+            ns_per_decision: Some(outcome.deciding.as_nanos() as f64 / outcome.decisions.max(1) as f64),
         }
     }
 
     /// The same without what differs from run to run.
     #[must_use]
     pub fn repeatable(&self) -> Self {
-        Self { ns_per_decision: 0.0, ..self.clone() }
+        Self { ns_per_decision: None, ..self.clone() }
     }
 }
 
@@ -151,6 +155,25 @@ mod tests {
 
     #[test]
     fn the_first_tenth_is_left_out_and_what_was_not_finished_waited_to_the_end() {
+        let outcome = refused_at_the_end(3000);
+        let figures = Figures::of(&outcome);
+        assert_eq!((figures.counted, figures.unfinished, figures.refusal.as_deref()), (18, 1, Some("full")));
+        assert_eq!((figures.ttft.p50, figures.ttft.p90, figures.ttft.p99), (1.0, 1.0, 2981.0));
+        assert_eq!((figures.e2e.p50, figures.e2e.p99), (3.0, 2981.0));
+        assert!((figures.itl_mean - 0.2).abs() < 1e-9, "{}", figures.itl_mean);
+        assert_eq!((figures.within_2s, figures.within_slo), (17.0 / 18.0, 0.0));
+        assert_eq!(figures.ns_per_decision, Some(1000.0));
+        // A run that ends soon because it serves nobody is no better for it.
+        let mut outcome = refused_at_the_end(20);
+        assert_eq!(Figures::of(&outcome).ttft.p99, 600.0);
+        outcome.requests.iter_mut().for_each(|request| (request.first_token, request.finished) = (None, None));
+        let figures = Figures::of(&outcome);
+        assert_eq!((figures.ttft.p50, figures.e2e.mean, figures.within_2s), (600.0, 600.0, 0.0));
+        assert!(figures.itl_mean == 0.0 && figures.itl_mean.is_sign_positive());
+    }
+
+    /// Twenty requests, of which the last is refused at 19 s; the run ends at `end`.
+    fn refused_at_the_end(end: Nanos) -> Outcome {
         let second = 1_000_000_000;
         let record = |at: Nanos, ttft: Option<Nanos>| {
             let first = ttft.map(|ttft| at * second + ttft);
@@ -160,21 +183,14 @@ mod tests {
         let mut requests: Vec<Record> =
             (0..20).map(|at| record(at, Some(if at < 2 { 99 * second } else { second }))).collect();
         requests[19] = record(19, None);
-        let outcome = Outcome {
+        Outcome {
             requests,
             engines: Vec::new(),
             refused: 1,
             refusal: Some("full".to_owned()),
             decisions: 20,
             deciding: Duration::from_micros(20),
-            ended: 59 * second,
-        };
-        let figures = Figures::of(&outcome);
-        assert_eq!((figures.counted, figures.unfinished, figures.refusal.as_deref()), (18, 1, Some("full")));
-        assert_eq!((figures.ttft.p50, figures.ttft.p90, figures.ttft.p99), (1.0, 1.0, 40.0));
-        assert_eq!((figures.e2e.p50, figures.e2e.p99), (3.0, 40.0));
-        assert!((figures.itl_mean - 0.2).abs() < 1e-9, "{}", figures.itl_mean);
-        assert_eq!((figures.within_2s, figures.within_slo), (17.0 / 18.0, 0.0));
-        assert_eq!(figures.ns_per_decision, 1000.0);
+            ended: end * second,
+        }
     }
 }

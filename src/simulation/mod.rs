@@ -54,6 +54,15 @@ pub enum SimulationError {
     /// Of an index not one workload is there.
     #[error("no workload of the index is there: {0}")]
     NoCells(String),
+    /// What the engines are made of.
+    #[error(transparent)]
+    Engine(#[from] engine::EngineError),
+    /// Work that does not end within what virtual time can count.
+    #[error("what was asked of the engines takes more than {days} days")]
+    Endless {
+        /// The limit.
+        days: u64,
+    },
     /// A worker that the core does not take.
     #[error("the selector does not take the simulated workers: {0}")]
     Worker(String),

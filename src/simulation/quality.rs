@@ -105,6 +105,8 @@ pub struct Quality {
     pub cells_defined: usize,
     /// What was left out, and why.
     pub skipped: Vec<String>,
+    /// What was done to workloads that nobody asked for.
+    pub notes: Vec<String>,
     /// What many selectors cost, when that was asked.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replica_penalty: Option<ReplicaPenalty>,
@@ -154,6 +156,7 @@ impl Quality {
             cells_present: cells.len(),
             cells_defined,
             skipped: comparison.skipped.clone(),
+            notes: comparison.notes.clone(),
             replica_penalty: None,
             sustainable: None,
             cells,

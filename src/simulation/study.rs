@@ -97,7 +97,8 @@ impl Study<'_> {
         let own: Vec<Figures> = runs.iter().filter_map(|(_, figures)| figures.get(1).cloned()).collect();
         let labels = [self.baseline, self.policy].map(|candidate| candidate.label().to_owned());
         let reasons = skipped.join("; ");
-        let comparison = Comparison::new(&labels, runs, skipped);
+        let mut comparison = Comparison::new(&labels, runs, skipped);
+        comparison.notes = workloads.iter().filter_map(Workload::note).collect();
         let quality = Quality::of(&comparison, self.scope.cells());
         let mut quality = quality.ok_or(SimulationError::NoCells(reasons))?;
         if self.fleet.replicas > 1 {
@@ -134,7 +135,7 @@ impl Study<'_> {
             }
         };
         thread::scope(|scope| {
-            let others: Vec<_> = (1..self.threads.get()).map(|_| scope.spawn(search)).collect();
+            let others: Vec<_> = (1..self.threads.get().min(searches.len())).map(|_| scope.spawn(search)).collect();
             let own = search();
             // A panic goes on when the scope ends.
             others.into_iter().fold(own, |outcome, other| outcome.and(other.join().unwrap_or(Ok(()))))

@@ -129,8 +129,11 @@ pub(super) struct ThreadArgs {
 
 impl RouterArgs {
     /// A fleet of these selectors and engines; its size and seed are up to cells.
-    pub fn fleet(&self, engine: &EngineArgs) -> FleetConfig {
-        FleetConfig {
+    ///
+    /// # Errors
+    /// No engine can be like that.
+    pub fn fleet(&self, engine: &EngineArgs) -> Result<FleetConfig, CliError> {
+        let fleet = FleetConfig {
             workers: 1,
             engine: EngineConfig {
                 token_budget: engine.token_budget,
@@ -148,16 +151,18 @@ impl RouterArgs {
             replicas: self.replicas,
             mesh_lag: self.mesh_lag.0,
             seed: 0,
-        }
+        };
+        fleet.check().map_err(|error| CliError::Usage(error.to_string()))?;
+        Ok(fleet)
     }
 }
 
 impl WorkArgs {
-    /// The workloads that are named.
+    /// The workloads that are named; those whose traces are not there are named in `skipped`.
     ///
     /// # Errors
-    /// One is not there.
-    pub fn workloads(&self) -> Result<Vec<Workload>, CliError> {
+    /// One is broken, or none is there.
+    pub fn workloads(&self, skipped: &mut Vec<String>) -> Result<Vec<Workload>, CliError> {
         if let Some(path) = &self.trace {
             let trace = Trace::open(stem(path, "trace"), path, Trace::CONVERSATION_LEVELS).map_err(CliError::failed)?;
             return Ok(vec![Workload::Trace(Arc::new(trace))]);
@@ -173,16 +178,24 @@ impl WorkArgs {
         if names.is_empty() {
             names.push("tenants");
         }
-        if names.contains(&"all") {
-            names = catalogue::NAMES.to_vec();
+        if let Some(at) = names.iter().position(|name| *name == "all") {
+            names.splice(at..=at, catalogue::NAMES);
         }
-        let workload = |name: &&str| {
-            catalogue::workload(name, self.traces.as_deref()).map_err(|error| match error {
-                CatalogueError::Trace(_) => CliError::failed(error),
-                CatalogueError::Unknown { .. } | CatalogueError::Missing { .. } => CliError::Usage(error.to_string()),
-            })
-        };
-        names.iter().map(workload).collect()
+        let mut workloads = Vec::new();
+        for name in distinct(&names) {
+            match catalogue::workload(name, self.traces.as_deref()) {
+                Ok(workload) => workloads.push(workload),
+                Err(missing @ CatalogueError::Missing { .. }) => skipped.push(missing.to_string()),
+                Err(unknown @ CatalogueError::Unknown { .. }) => return Err(CliError::Usage(unknown.to_string())),
+                Err(error @ CatalogueError::Trace(_)) => return Err(CliError::failed(error)),
+            }
+        }
+        if workloads.is_empty() { Err(CliError::Usage(skipped.join("; "))) } else { Ok(workloads) }
+    }
+
+    /// What is done to the workloads without being asked.
+    pub fn notes(&self, workloads: &[Workload]) -> Vec<String> {
+        if self.jitter.is_some() { Vec::new() } else { workloads.iter().filter_map(Workload::note).collect() }
     }
 
     /// Loads of a workload, and how each is called.
@@ -202,16 +215,16 @@ impl WorkArgs {
             return vec![(format!("speed {speed}"), Load::Rate(rate * speed))];
         }
         let levels = if self.load.is_empty() { &[3][..] } else { &self.load };
-        levels.iter().map(|&level| study::level(level)).collect()
+        distinct(levels).into_iter().map(study::level).collect()
     }
 
     /// Every workload, load, fleet and seed.
     pub fn cells(&self, workloads: &[Workload], fleet: &FleetConfig) -> Vec<Cell> {
         let mut cells = Vec::new();
         for workload in workloads {
-            for &workers in &self.workers {
+            for workers in distinct(&self.workers) {
                 for (label, load) in self.loads(workload) {
-                    for &seed in &self.seeds {
+                    for seed in distinct(&self.seeds) {
                         let demand = Demand { workers, load, seed, jitter: self.jitter };
                         cells.push(Cell::new(workload, label.clone(), demand, fleet));
                     }
@@ -220,6 +233,17 @@ impl WorkArgs {
         }
         cells
     }
+}
+
+/// Each value once, in the order of the first: a cell that is run twice would count twice.
+pub(super) fn distinct<T: Copy + PartialEq>(values: &[T]) -> Vec<T> {
+    let mut once = Vec::with_capacity(values.len());
+    for &value in values {
+        if !once.contains(&value) {
+            once.push(value);
+        }
+    }
+    once
 }
 
 /// What a workload of a file is called.

@@ -10,6 +10,7 @@ mod flags;
 mod rqi;
 
 use std::{
+    fs::OpenOptions,
     io::{ErrorKind, IsTerminal, Write},
     path::{Path, PathBuf},
     time::Duration,
@@ -22,7 +23,11 @@ use self::flags::{EngineArgs, RouterArgs, ThreadArgs, WorkArgs};
 use super::{CliError, selector};
 use crate::{
     selection::policy::registry::RouterPluginRegistry,
-    simulation::{candidate::Candidate, comparison::Comparison, grid, report},
+    simulation::{
+        candidate::{Candidate, CandidateError},
+        comparison::Comparison,
+        grid, report,
+    },
 };
 
 /// What is compared when nothing is named, where it is linked.
@@ -82,6 +87,9 @@ struct OutputArgs {
     /// Write one page with charts, which loads nothing from anywhere
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
+    /// Leave out the time of a decision, the one figure that is the machine's: equal runs then write equal files
+    #[arg(long)]
+    reproducible: bool,
     #[command(flatten)]
     threads: ThreadArgs,
 }
@@ -127,14 +135,21 @@ fn compare(args: &CompareArgs, registry: &RouterPluginRegistry) -> Result<(), Cl
             candidates.push(candidate(policy, registry)?);
         }
     }
-    let workloads = args.work.workloads()?;
-    let cells = args.work.cells(&workloads, &args.routers.fleet(&args.engine));
+    let mut skipped = Vec::new();
+    let workloads = args.work.workloads(&mut skipped)?;
+    let cells = args.work.cells(&workloads, &args.routers.fleet(&args.engine)?);
     let bar = progress(cells.len() * candidates.len());
     let runs = grid::run(&cells, &candidates, args.output.threads.threads, &|| bar.inc(1));
     bar.finish_and_clear();
-    let runs = runs.map_err(CliError::failed)?;
+    let mut runs = runs.map_err(CliError::failed)?;
+    if args.output.reproducible {
+        let figures = runs.iter_mut().flat_map(|(_, figures)| figures);
+        figures.for_each(|figures| *figures = figures.repeatable());
+    }
     let labels: Vec<String> = candidates.iter().map(|candidate| candidate.label().to_owned()).collect();
-    args.output.write(&Comparison::new(&labels, runs, Vec::new()))
+    let mut comparison = Comparison::new(&labels, runs, skipped);
+    comparison.notes = args.work.notes(&workloads);
+    args.output.write(&comparison)
 }
 
 /// A bar that shows how many of `runs` are done.
@@ -149,12 +164,15 @@ fn progress(runs: usize) -> ProgressBar {
     bar
 }
 
-/// The policy a flag names: a document if there is such a file or it looks like one, else a name.
+/// The policy a flag names: a document if it looks like one, else a name, else a document if there is such a file.
 fn candidate(policy: &str, registry: &RouterPluginRegistry) -> Result<Candidate, CliError> {
     let path = Path::new(policy);
     let looks_like_one = path.extension().is_some_and(|extension| extension == "yaml" || extension == "yml");
-    if !looks_like_one && !path.is_file() {
-        return Candidate::named(policy, registry).map_err(|error| CliError::Usage(error.to_string()));
+    if !looks_like_one {
+        match Candidate::named(policy, registry) {
+            Err(CandidateError::Unknown { .. }) if path.is_file() => {}
+            named => return named.map_err(|error| CliError::Usage(error.to_string())),
+        }
     }
     let settings = selector::settings_of_document(path, registry).map_err(CliError::Failed)?;
     let (selection, document) = (settings.selection, settings.policies.document);
@@ -168,7 +186,12 @@ impl OutputArgs {
         if to_stdout > 1 {
             return Err(CliError::Usage("only one of --json, --csv and --html can go to standard output".to_owned()));
         }
-        Ok(())
+        let files: Vec<&PathBuf> =
+            [&self.json, &self.csv, &self.html].into_iter().flatten().filter(|path| path.as_os_str() != "-").collect();
+        if let Some((_, path)) = files.iter().enumerate().find(|(at, path)| files[..*at].contains(path)) {
+            return Err(CliError::Usage(format!("{} is named for two outputs", path.display())));
+        }
+        files.into_iter().try_for_each(|path| check_writable(path).map_err(|error| cannot_write(path, &error)))
     }
 
     fn write(&self, comparison: &Comparison) -> Result<(), CliError> {
@@ -203,6 +226,23 @@ fn write(path: &Path, text: &str) -> Result<bool, CliError> {
         Ok(()) => Ok(is_stdout),
         // Whoever read it has seen enough.
         Err(error) if is_stdout && error.kind() == ErrorKind::BrokenPipe => Ok(true),
-        Err(error) => Err(CliError::Failed(format!("cannot write {}: {error}", path.display()))),
+        Err(error) => Err(cannot_write(path, &error)),
+    }
+}
+
+fn cannot_write(path: &Path, error: &std::io::Error) -> CliError {
+    CliError::Failed(format!("cannot write {}: {error}", path.display()))
+}
+
+/// Whether a file can be written, before minutes are spent on what would go there. Pipes and devices are left alone.
+fn check_writable(path: &Path) -> std::io::Result<()> {
+    let mut options = OpenOptions::new();
+    match std::fs::metadata(path) {
+        Ok(found) if !found.is_file() && !found.is_dir() => Ok(()),
+        Ok(_) => options.append(true).open(path).map(drop),
+        Err(_) => {
+            options.write(true).create_new(true).open(path)?;
+            std::fs::remove_file(path)
+        }
     }
 }

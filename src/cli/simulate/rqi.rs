@@ -6,7 +6,7 @@ use clap::Args;
 
 use super::{
     candidate,
-    flags::{EngineArgs, RouterArgs, ThreadArgs},
+    flags::{EngineArgs, RouterArgs, ThreadArgs, distinct},
     progress, write,
 };
 use crate::{
@@ -66,17 +66,17 @@ pub(super) fn run(args: &RqiArgs, registry: &RouterPluginRegistry) -> Result<(),
     let candidates = [candidate(&args.baseline, registry)?, candidate(&args.policy, registry)?];
     let mut scope = if args.small { Scope::small() } else { Scope::full() };
     if !args.workers.is_empty() {
-        scope.workers.clone_from(&args.workers);
+        scope.workers = distinct(&args.workers);
     }
     if !args.seeds.is_empty() {
-        scope.seeds.clone_from(&args.seeds);
+        scope.seeds = distinct(&args.seeds);
     }
     let study = Study {
         baseline: &candidates[0],
         policy: &candidates[1],
         scope,
         traces: args.traces.as_deref(),
-        fleet: args.routers.fleet(&args.engine),
+        fleet: args.routers.fleet(&args.engine)?,
         threads: args.threads.threads,
     };
     let bar = progress(study.runs());
@@ -107,6 +107,14 @@ fn text(quality: &Quality) -> String {
     for (name, value) in [("p50", quality.rqi_p50), ("p99", quality.rqi_p99), ("end to end", quality.rqi_e2e)] {
         writeln!(out, "  {name:<16} {value:.3}").ok();
     }
+    let unfinished: u64 = quality.cells.iter().map(|cell| cell.unfinished[0]).sum();
+    if unfinished > 0 {
+        writeln!(
+            out,
+            "  not finished     {unfinished}    requests, which count as waiting to the end, ten minutes at least"
+        )
+        .ok();
+    }
     let place = format!("{}, {}, {} workers", worst.workload, worst.load, worst.workers);
     writeln!(out, "  worst cell       {:.3}    {place}", worst.p90).ok();
     if let Some(penalty) = quality.replica_penalty {
@@ -127,6 +135,9 @@ fn text(quality: &Quality) -> String {
     }
     for skipped in &quality.skipped {
         writeln!(out, "\n  left out: {skipped}").ok();
+    }
+    for note in &quality.notes {
+        writeln!(out, "\n  note: {note}").ok();
     }
     out
 }

@@ -76,8 +76,8 @@ impl Default for EngineConfig {
 }
 
 impl EngineConfig {
-    /// Whether every number is in a range in which virtual time cannot overflow: counts of 1 or more, times of a step up
-    /// to a minute, times of a token up to 10 ms, and a speed of 0.001 to 1,000.
+    /// Whether every number is in a range that an engine can have: counts of 1 or more, times of a step up to a minute,
+    /// times of a token up to 10 ms, and a speed of 0.001 to 1,000.
     pub fn check(&self) -> Result<(), EngineError> {
         let per_token = 0.0..=1e7;
         let faults = [
@@ -107,7 +107,7 @@ impl EngineConfig {
         let mut time = 0;
         while done < prompt_tokens {
             let chunk = (prompt_tokens - done).min(self.token_budget.max(1));
-            time += cost.duration(chunk, schedule::attention_pairs(done, chunk), 0);
+            time = cost.duration(chunk, schedule::attention_pairs(done, chunk), 0).saturating_add(time);
             done += chunk;
         }
         schedule::nanos(time)

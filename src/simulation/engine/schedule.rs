@@ -12,7 +12,7 @@ use std::{
 use super::{EngineConfig, EngineError, EngineEvent, EngineRequest, EngineStats, cache::PrefixCache};
 use crate::simulation::Nanos;
 
-/// Picoseconds: 64 bits last for 213 days.
+/// Picoseconds: 64 bits last for 213 days. Sums saturate there, beyond what a fleet goes on for.
 type Picos = u64;
 
 const PICOS: Picos = 1000;
@@ -53,9 +53,9 @@ impl StepCost {
     /// Duration of a step of `tokens`, with twice its pairs of attention and the context of its decodes.
     pub(super) fn duration(&self, tokens: u32, pairs: u64, context: u64) -> Picos {
         self.base
-            + self.floor.max(u64::from(tokens) * self.per_token)
-            + pairs * self.two_pairs / 2
-            + context * self.decode_context
+            .saturating_add(self.floor.max(u64::from(tokens).saturating_mul(self.per_token)))
+            .saturating_add(pairs.saturating_mul(self.two_pairs) / 2)
+            .saturating_add(context.saturating_mul(self.decode_context))
     }
 }
 
@@ -173,7 +173,8 @@ impl Engine {
     /// When something outside may next hear of this engine if nothing else is submitted; `None` when it is idle.
     pub fn next(&self) -> Option<Nanos> {
         let step = self.step?;
-        let end = if self.quiet { step.start + self.stretch(self.steps_to_completion()) } else { step.end };
+        let end =
+            if self.quiet { step.start.saturating_add(self.stretch(self.steps_to_completion())) } else { step.end };
         Some(nanos(end))
     }
 
@@ -217,8 +218,8 @@ impl Engine {
     /// Duration of the next `steps` steps that do nothing but decode.
     fn stretch(&self, steps: u64) -> Picos {
         let first = self.cost.duration(self.decoding, 0, self.context);
-        let growth = u64::from(self.decoding) * self.cost.decode_context;
-        steps * first + growth * (steps * steps.saturating_sub(1) / 2)
+        let growth = u64::from(self.decoding).saturating_mul(self.cost.decode_context);
+        steps.saturating_mul(first).saturating_add(growth.saturating_mul(steps * steps.saturating_sub(1) / 2))
     }
 
     /// Passes over steps that only decode, end nobody and are over by `until`; leaves the next one under way.
@@ -241,11 +242,11 @@ impl Engine {
             within
         };
         let duration = self.stretch(steps);
-        self.busy += duration;
+        self.busy = self.busy.saturating_add(duration);
         self.stats.steps += steps;
         self.context += steps * u64::from(self.decoding);
         let start = step.start + duration;
-        self.step = Some(Step { start, end: start + self.stretch(1) });
+        self.step = Some(Step { start, end: start.saturating_add(self.stretch(1)) });
         true
     }
 
@@ -277,7 +278,7 @@ impl Engine {
         // Whoever waits now does not fit, and will not before a sequence ends.
         self.quiet = self.chunks.is_empty();
         self.step = (tokens > 0).then(|| {
-            let end = start + self.cost.duration(tokens, pairs, self.context);
+            let end = start.saturating_add(self.cost.duration(tokens, pairs, self.context));
             Step { start, end }
         });
         self.stats.peak_running = self.stats.peak_running.max(self.running() as u32);
@@ -332,7 +333,7 @@ impl Engine {
     /// Ends the step under way.
     fn complete(&mut self, step: Step, out: &mut Vec<EngineEvent>) {
         let at = nanos(step.end);
-        self.busy += step.end - step.start;
+        self.busy = self.busy.saturating_add(step.end - step.start);
         self.stats.steps += 1;
         if !self.evicted.is_empty() {
             self.stats.evictions += self.evicted.len() as u64;

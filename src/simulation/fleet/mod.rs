@@ -33,10 +33,10 @@ use self::{
     waiting::{Selection, Waiting},
 };
 use super::{
-    Nanos, SimulationError,
+    Nanos, SECOND, SimulationError,
     candidate::Candidate,
     clock::VirtualClock,
-    engine::{Engine, EngineConfig, EngineEvent, EngineRequest, EngineStats},
+    engine::{Engine, EngineConfig, EngineError, EngineEvent, EngineRequest, EngineStats},
     workload::{Session, Turn, WorkloadError},
 };
 use crate::{
@@ -53,6 +53,10 @@ use crate::{
 const TICK: Nanos = 100_000_000;
 /// How long requests may wait in routers' queues after everything else has come to rest.
 const PATIENCE: Nanos = 600_000_000_000;
+
+/// Days that a run may take in virtual time, well before that of engines saturates.
+const MOST_DAYS: u64 = 200;
+const MOST_TIME: Nanos = MOST_DAYS * 86_400 * SECOND;
 
 /// What stands in front of the workload.
 #[derive(Clone, Debug)]
@@ -73,6 +77,17 @@ pub struct FleetConfig {
     pub seed: u64,
 }
 
+impl FleetConfig {
+    /// Whether its engines can be.
+    ///
+    /// # Errors
+    /// What is out of range.
+    pub fn check(&self) -> Result<(), EngineError> {
+        self.engine.check()?;
+        self.speeds.iter().try_for_each(|&speed| EngineConfig { speed, ..self.engine.clone() }.check())
+    }
+}
+
 /// One request's way.
 #[derive(Clone, Copy, Debug)]
 pub struct Record {
@@ -86,6 +101,7 @@ pub struct Record {
     pub prompt_tokens: u32,
     /// Generated tokens.
     pub output_tokens: u32,
+    /// Number of its session.
     session: u32,
     replica: u32,
 }
@@ -158,7 +174,9 @@ pub struct Fleet<'a> {
     events: Delayed<(usize, EngineEvent)>,
     /// Messages on their way, with their sender.
     messages: Delayed<(usize, Message)>,
-    sessions: Vec<Option<Active>>,
+    /// Those of which turns are left, by number.
+    sessions: hashbrown::HashMap<u32, Active>,
+    session_number: u32,
     /// Later turns: when, and of which session. The number in between keeps equal times in order.
     turns: BinaryHeap<Reverse<(Nanos, u64, u32)>>,
     turn_number: u64,
@@ -185,6 +203,7 @@ impl<'a> Fleet<'a> {
     /// # Errors
     /// The policy cannot be made, or the workers are refused.
     pub fn new(config: FleetConfig, candidate: &Candidate) -> Result<Self, SimulationError> {
+        config.check()?;
         let clock = Arc::new(VirtualClock::default());
         let workers: Vec<_> = (0..config.workers).map(|worker| worker_request(worker, candidate, &config)).collect();
         let replicas = (0..config.replicas)
@@ -206,7 +225,8 @@ impl<'a> Fleet<'a> {
             engines_due: vec![None; config.workers as usize],
             events: Delayed(VecDeque::new()),
             messages: Delayed(VecDeque::new()),
-            sessions: Vec::new(),
+            sessions: hashbrown::HashMap::new(),
+            session_number: 0,
             turns: BinaryHeap::new(),
             turn_number: 0,
             waiting: Waiting::default(),
@@ -243,7 +263,7 @@ impl<'a> Fleet<'a> {
     /// Serves `sessions`, which come in order of their start, until all is done that can be.
     ///
     /// # Errors
-    /// The workload cannot be read on.
+    /// The workload cannot be read on, or takes too long.
     pub fn run(
         mut self,
         sessions: impl Iterator<Item = Result<Session, WorkloadError>>,
@@ -254,8 +274,13 @@ impl<'a> Fleet<'a> {
         loop {
             let due = self.due(next.as_ref().map(|session| session.start));
             self.now = match due {
+                Some(due) if due > MOST_TIME => return Err(SimulationError::Endless { days: MOST_DAYS }),
                 Some(due) => {
                     at_rest_since = due;
+                    if self.is_at_rest() {
+                        // Periodic work that nobody is there to see is done once, before what comes.
+                        self.next_tick = self.next_tick.max(due - due % TICK);
+                    }
                     due.min(self.next_tick)
                 }
                 None if self.waiting.len() > 0 && self.next_tick - at_rest_since < PATIENCE => self.next_tick,
@@ -304,19 +329,27 @@ impl<'a> Fleet<'a> {
         [arrival, turn, engines, self.events.due(), self.messages.due()].into_iter().flatten().min()
     }
 
+    /// Whether nothing is under way: no request, no event, no message.
+    fn is_at_rest(&self) -> bool {
+        self.undecided.is_empty()
+            && self.engines_due.iter().all(Option::is_none)
+            && self.events.0.is_empty()
+            && self.messages.0.is_empty()
+    }
+
     fn open(&mut self, session: Session) {
-        let slot = self.sessions.len() as u32;
         let id = format!("s{}", session.id).into();
-        self.sessions.push(Some(Active { id, turns: session.turns.into_iter() }));
-        self.start_turn(slot);
+        self.session_number += 1;
+        self.sessions.insert(self.session_number, Active { id, turns: session.turns.into_iter() });
+        self.start_turn(self.session_number);
     }
 
     fn start_turn(&mut self, session: u32) {
-        let Some(active) = &mut self.sessions[session as usize] else { return };
+        let Some(active) = self.sessions.get_mut(&session) else { return };
         let Some(turn) = active.turns.next() else { return };
         let session_id = active.id.to_string();
         if active.turns.len() == 0 {
-            self.sessions[session as usize] = None;
+            self.sessions.remove(&session);
         }
         let request = self.outcome.requests.len() as u32;
         let replica = self.rng.u32(..self.config.replicas);
@@ -430,7 +463,7 @@ impl<'a> Fleet<'a> {
                 record.finished = Some(at);
                 let Record { replica, session, .. } = *record;
                 self.free(request, replica);
-                let active = self.sessions[session as usize].as_ref();
+                let active = self.sessions.get(&session);
                 if let Some(turn) = active.and_then(|active| active.turns.as_slice().first()) {
                     self.turn_number += 1;
                     self.turns.push(Reverse((at + turn.think, self.turn_number, session)));

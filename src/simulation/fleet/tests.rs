@@ -122,6 +122,63 @@ fn requests_no_engine_can_hold_are_refused_and_freed() {
 }
 
 #[test]
+fn work_without_end_ends_the_run() {
+    let candidate = Candidate::named("work-ahead", &router_plugin_registry()).expect("a known policy");
+    let fails = |config: FleetConfig, session: Session| {
+        let fleet = Fleet::new(config, &candidate).expect("a fleet");
+        fleet.run([Ok(session)].into_iter()).expect_err("no end").to_string()
+    };
+    // Steps of a minute and more, as slow as engines may be.
+    let engine = EngineConfig { step_base: 60 * SECOND, per_token: 1e7, attention: 1e7, ..EngineConfig::default() };
+    let slow = FleetConfig { engine, speeds: vec![1e-3], ..config() };
+    let answer = Turn { output_tokens: 500_000, ..turn(0, 0, 900, 0) };
+    let text = "what was asked of the engines takes more than 200 days";
+    assert_eq!(fails(slow.clone(), single(1, 0, answer)), text);
+    assert_eq!(fails(slow, single(1, 0, turn(0, 0, 1500, 0))), text);
+    // As long as a file may have it between turns, more than once.
+    let wait = 99 * 86_400 * SECOND;
+    let turns = (0..4).map(|_| turn(0, 0, 2, wait)).collect();
+    assert_eq!(fails(config(), Session { id: 1, start: wait, turns }), text);
+}
+
+#[test]
+fn engines_that_cannot_be_are_refused() {
+    let candidate = Candidate::named("default", &router_plugin_registry()).expect("a known policy");
+    for (field, config) in [
+        ("speed", FleetConfig { speeds: vec![1.0, 1e-9], ..config() }),
+        ("per_token", FleetConfig { engine: EngineConfig { per_token: 1e300, ..EngineConfig::default() }, ..config() }),
+    ] {
+        let error = Fleet::new(config, &candidate).err().map(|error| error.to_string());
+        assert_eq!(error, Some(format!("{field} of the engine is out of range")));
+    }
+}
+
+/// Turns of many sessions in turn: what ends makes room for what comes.
+#[test]
+fn sessions_that_ended_do_not_mix_with_others() {
+    let session = |id: u64| Session {
+        id,
+        start: id * SECOND / 4,
+        turns: (0..id % 4 + 1).map(|_| turn(id, 2, 3, SECOND / 2 + id)).collect(),
+    };
+    let sessions: Vec<Session> = (0..60).map(session).collect();
+    let turns: usize = sessions.iter().map(|session| session.turns.len()).sum();
+    let mut thinks: Vec<Nanos> =
+        sessions.iter().flat_map(|session| &session.turns[1..]).map(|turn| turn.think).collect();
+    let outcome = run(config(), "round-robin", sessions);
+    assert_eq!(outcome.requests.len(), turns);
+    // Each later turn came its own think time after some request ended.
+    let ends: std::collections::BTreeSet<Nanos> =
+        outcome.requests.iter().filter_map(|record| record.finished).collect();
+    for record in &outcome.requests {
+        if let Some(at) = thinks.iter().position(|think| ends.contains(&(record.arrived.saturating_sub(*think)))) {
+            thinks.swap_remove(at);
+        }
+    }
+    assert!(thinks.is_empty(), "{thinks:?}");
+}
+
+#[test]
 fn slow_engines_take_longer() {
     let slow = FleetConfig { workers: 1, speeds: vec![0.5], ..config() };
     let outcome = run(slow, "default", vec![single(1, 0, turn(0, 0, 20, 0))]);

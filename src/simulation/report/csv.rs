@@ -36,7 +36,7 @@ pub fn csv(comparison: &Comparison) -> String {
             // Writing to a string cannot fail.
             writeln!(
                 out,
-                "{},{},{},{},{},{times},{},{},{},{:.0},{:.4},{:.4},{:.4},{:.4}",
+                "{},{},{},{},{},{times},{},{},{},{},{:.4},{:.4},{:.4},{:.4}",
                 words.join(","),
                 name.workers,
                 name.replicas,
@@ -45,7 +45,7 @@ pub fn csv(comparison: &Comparison) -> String {
                 f.evictions,
                 f.counted,
                 f.unfinished,
-                f.ns_per_decision,
+                f.ns_per_decision.map(|nanos| format!("{nanos:.0}")).unwrap_or_default(),
                 r.p50,
                 r.p90,
                 r.p99,

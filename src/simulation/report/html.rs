@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use super::{
     chart::{self, escaped},
-    ratio, time,
+    decision, ratio, time,
 };
 use crate::simulation::comparison::{CellFigures, Comparison};
 
@@ -53,6 +53,9 @@ pub fn html(comparison: &Comparison) -> String {
     for skipped in &comparison.skipped {
         writeln!(out, "<p>Left out: {}.</p>", escaped(skipped)).ok();
     }
+    for note in &comparison.notes {
+        writeln!(out, "<p>Note: {}.</p>", escaped(note)).ok();
+    }
     out.push_str("</body>\n</html>\n");
     out
 }
@@ -92,7 +95,7 @@ fn summary(out: &mut String, comparison: &Comparison) {
                 format!("{:.0} %", summary.block_hit_rate * 100.0),
                 format!("{:.1} %", summary.within_slo * 100.0),
                 format!("{:.2}", summary.imbalance),
-                format!("{:.1} µs", summary.ns_per_decision / 1e3),
+                decision(summary.ns_per_decision),
                 format!("{} ({}, {}, {})", ratio(worst.p90), worst.workload, worst.load, worst.workers),
             ];
             row(out, &summary.policy, &cells);

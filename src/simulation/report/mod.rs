@@ -17,6 +17,11 @@ fn time(seconds: f64) -> String {
     }
 }
 
+/// The time of a decision, where it was not left out.
+fn decision(nanos: Option<f64>) -> String {
+    nanos.map_or_else(|| "-".to_owned(), |nanos| format!("{:.1} us", nanos / 1e3))
+}
+
 /// A ratio to the baseline.
 fn ratio(ratio: f64) -> String {
     if ratio >= 10.0 { format!("{ratio:.1}x") } else { format!("{ratio:.2}x") }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{ratio, time};
+use super::{decision, ratio, time};
 use crate::simulation::comparison::{CellFigures, Comparison, PolicyFigures, Summary};
 
 /// The whole comparison: each cell, then the means when there are several.
@@ -19,6 +19,9 @@ pub fn text(comparison: &Comparison) -> String {
     for skipped in &comparison.skipped {
         // Writing to a string cannot fail, here and below.
         writeln!(out, "left out: {skipped}").ok();
+    }
+    for note in &comparison.notes {
+        writeln!(out, "note: {note}").ok();
     }
     out
 }
@@ -68,7 +71,7 @@ fn write_entry(out: &mut String, entry: &PolicyFigures, width: usize, baseline: 
         let reason = figures.refusal.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
         writeln!(
             out,
-            "  {:<width$} {} requests were not finished and count as waiting to the end{reason}",
+            "  {:<width$} {} requests were not finished and count as waiting to the end, ten minutes at least{reason}",
             "", figures.unfinished
         )
         .ok();
@@ -88,7 +91,7 @@ fn write_summary(out: &mut String, comparison: &Comparison, width: usize) {
         let Summary { policy, ratio: against, worst, .. } = summary;
         writeln!(
             out,
-            "  {policy:<width$} {:>7} {:>7} {:>7} {:>7} {:>5.0}% {:>5.1}% {:>6.2} {:>8.1} us  {} ({}, {}, {} workers)",
+            "  {policy:<width$} {:>7} {:>7} {:>7} {:>7} {:>5.0}% {:>5.1}% {:>6.2} {:>11}  {} ({}, {}, {} workers)",
             ratio(against.p50),
             ratio(against.p90),
             ratio(against.p99),
@@ -96,7 +99,7 @@ fn write_summary(out: &mut String, comparison: &Comparison, width: usize) {
             summary.block_hit_rate * 100.0,
             summary.within_slo * 100.0,
             summary.imbalance,
-            summary.ns_per_decision / 1e3,
+            decision(summary.ns_per_decision),
             ratio(worst.p90),
             worst.workload,
             worst.load,

@@ -1,16 +1,13 @@
-//! A set of block ids that costs little more than a bit an id where ids are dense, as those of traces are.
+//! A set of block ids that costs a few bits an id where ids are dense, as those of published traces are, and two numbers
+//! where they are hashes.
 
 use hashbrown::HashMap;
-
-/// Words of a page.
-const WORDS: usize = 8;
-/// Ids of a page.
-const PAGE: u64 = WORDS as u64 * 64;
 
 /// Block ids seen so far.
 #[derive(Debug, Default)]
 pub(super) struct BlockSet {
-    pages: HashMap<u64, [u64; WORDS]>,
+    /// 64 ids each.
+    words: HashMap<u64, u64>,
 }
 
 impl BlockSet {
@@ -19,7 +16,7 @@ impl BlockSet {
         let mut hits = 0;
         let mut known = true;
         for &id in chain {
-            let word = &mut self.pages.entry(id / PAGE).or_default()[(id % PAGE / 64) as usize];
+            let word = self.words.entry(id / 64).or_default();
             let bit = 1 << (id % 64);
             known &= *word & bit != 0;
             hits += u32::from(known);

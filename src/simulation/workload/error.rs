@@ -25,6 +25,22 @@ pub enum WorkloadError {
         /// What is wrong with it.
         source: LineError,
     },
+    /// A pipe or a folder: what is read is gone, and there is no second time.
+    #[error("trace {path} is no file; it is read more than once, so a pipe will not do")]
+    NoFile {
+        /// The trace.
+        path: PathBuf,
+    },
+    /// The trace is not what it was when it was opened.
+    #[error("trace {path} changed while it was used: it had {before} requests, and now {now}")]
+    Changed {
+        /// The trace.
+        path: PathBuf,
+        /// Requests there were.
+        before: u64,
+        /// Requests there are.
+        now: u64,
+    },
     /// The trace has no requests.
     #[error("trace {path} has no requests")]
     Empty {
@@ -36,6 +52,14 @@ pub enum WorkloadError {
     Span {
         /// The limit.
         days: u64,
+    },
+    /// More requests than a run should have.
+    #[error("{requests:.3e} requests at this load are more than {most} a run")]
+    Requests {
+        /// How many there would be.
+        requests: f64,
+        /// The limit.
+        most: u64,
     },
     /// No such level.
     #[error("load level {level} is not one of 1 to {LEVELS}")]

@@ -13,6 +13,9 @@ use super::{LineError, WorkloadError};
 /// Bytes a line may have: a prompt of 20 million tokens with ids of 20 digits.
 const LIMIT: usize = 1 << 20;
 
+/// What some editors begin a text with.
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
 /// A file at one of its lines.
 pub(super) struct Lines {
     path: PathBuf,
@@ -28,6 +31,10 @@ impl Lines {
         Ok(Self { path: path.to_owned(), reader, buffer: Vec::new(), number: 0 })
     }
 
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Goes to the next line that is not blank; whether there is one.
     pub(super) fn advance(&mut self) -> Result<bool, WorkloadError> {
         loop {
@@ -40,6 +47,9 @@ impl Lines {
             }
             if self.buffer.len() > LIMIT {
                 return Err(self.fault(LineError::Long { limit: LIMIT }));
+            }
+            if self.number == 1 && self.buffer.starts_with(BYTE_ORDER_MARK) {
+                self.buffer.drain(..BYTE_ORDER_MARK.len());
             }
             if !self.buffer.trim_ascii().is_empty() {
                 return Ok(true);

@@ -47,6 +47,9 @@ pub const PREFILL_RATE: f64 = 12_500.0;
 const SPAN_DAYS: u64 = 100;
 const SPAN: Nanos = SPAN_DAYS * 86_400 * SECOND;
 
+/// Requests that a generated workload may have; each takes memory until the end of a run.
+const MOST_REQUESTS: u64 = 50_000_000;
+
 /// One request of a session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Turn {
@@ -147,6 +150,16 @@ impl Workload {
             Self::Generated(generator) => generator.sessions(demand),
             Self::Recorded(recorded) => Ok(recorded.sessions()),
         }
+    }
+
+    /// What is done to it that nobody asked for: requests of a trace with rounded timestamps are put off.
+    pub fn note(&self) -> Option<String> {
+        let Self::Trace(trace) = self else { return None };
+        let step = trace.summary().quantum? as f64 / SECOND as f64;
+        Some(format!(
+            "{}: timestamps are rounded to {step} s, so each request is put off by up to that at random (--jitter)",
+            trace.name()
+        ))
     }
 
     /// Tokens of a block.

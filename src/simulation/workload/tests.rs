@@ -191,6 +191,58 @@ const IDLE: [(Generator, [f64; 3]); 4] = [
     (Generator::Decode, [0.07, 0.27, 0.76]),
 ];
 
+/// A file that lost or gained lines between two complete ones ends too early or too late.
+#[test]
+fn a_trace_of_another_length_is_no_trace() {
+    for (before, now) in [(4, 3), (3, 4), (2, 0)] {
+        let file = strangers(0..before);
+        let trace = open(&file).unwrap();
+        std::fs::copy(strangers(0..now).path(), file.path()).unwrap();
+        let sessions: Vec<_> = trace.sessions(&demand(Load::Share(0.1), 1)).unwrap().collect();
+        let error = sessions.last().unwrap().as_ref().unwrap_err().to_string();
+        assert!(error.ends_with(&format!("it had {before} requests, and now {now}")), "{error}");
+        assert_eq!(sessions.iter().filter(|session| session.is_err()).count(), 1);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let error = Trace::open("trace", folder.path(), Trace::CONVERSATION_LEVELS).unwrap_err();
+    assert!(matches!(error, WorkloadError::NoFile { .. }), "{error}");
+}
+
+#[test]
+fn files_of_other_systems_are_read() {
+    let text = "\u{feff}{\"timestamp\": 5, \"input_length\": 600, \"output_length\": 3, \"hash_ids\": [1, 2]}\r\n\r\n\
+                {\"timestamp\": 6, \"input_length\": 600, \"output_length\": 3, \"hash_ids\": [1, 2]}\r\n";
+    assert_eq!(open(&file(text)).unwrap().summary().requests, 2);
+    let error = open(&file(&text.replace("600", "0"))).unwrap_err();
+    assert!(matches!(error, WorkloadError::Line { line: 1, .. }), "{error}");
+}
+
+#[test]
+fn equal_timestamps_with_fractions_are_equal() {
+    // Milliseconds since 1970, as a clock with microseconds has them.
+    for fraction in 0..40 {
+        let time = 1_700_000_000_000.0 + f64::from(fraction) * 0.037;
+        let line =
+            |time: f64| format!(r#"{{"timestamp": {time}, "input_length": 9, "output_length": 3, "hash_ids": [1]}}"#);
+        let text = format!("{}\n{}\n{}\n", line(1_700_000_000_000.0), line(time), line(time));
+        assert!(open(&file(&text)).is_ok(), "{text}");
+    }
+}
+
+#[test]
+fn loads_that_no_run_can_have_are_refused() {
+    for generator in Generator::ALL {
+        let refused = |load| generator.sessions(&demand(load, 1)).err().map(|error| error.to_string());
+        let text = refused(Load::Rate(1e6)).expect("refused");
+        assert!(text.contains("are more than 50000000 a run"), "{text}");
+        assert!(refused(Load::Share(f64::MAX)).is_some_and(|text| text.contains("are more than")));
+        for rare in [Load::Rate(1e-7), Load::Rate(f64::MIN_POSITIVE), Load::Share(1e-300)] {
+            assert_eq!(refused(rare).as_deref(), Some("requests would arrive over more than 100 days at this load"));
+        }
+        assert_eq!(generator.sessions(&demand(Load::Rate(1e-2), 1)).unwrap().count().min(1), 1);
+    }
+}
+
 fn seconds(profile: &Profile) -> [f64; 3] {
     [0.5, 0.9, 0.99].map(|quantile| profile.ttft(quantile) as f64 / SECOND as f64)
 }

@@ -4,7 +4,7 @@
 //!
 //! The id of a last block that is not full stands for something no cache can hold and is dropped. A trace is read
 //! twice: once whole when it is opened, which finds every fault and what the load is made from, and once for each list
-//! of sessions. Neither holds more than a line, the requests of a jitter, and a bit or so for each block id.
+//! of sessions. Neither holds more than a line, the requests of a jitter, and the set of block ids.
 //!
 //! The load is made by time: arrivals are stretched or compressed until the tokens that no cache could save need the
 //! asked share of the fleet.
@@ -61,12 +61,18 @@ impl Trace {
     pub const SYNTHETIC_LEVELS: [f64; LEVELS as usize] = [0.19, 0.25, 0.30, 0.34];
 
     /// Reads a trace through. `name` is that of tables, `levels` the load of each level as a share of the prefill rate.
+    ///
+    /// # Errors
+    /// It is no file that can be read again, or a line of it is no request.
     pub fn open(
         name: impl Into<String>,
         path: impl Into<PathBuf>,
         levels: [f64; LEVELS as usize],
     ) -> Result<Self, WorkloadError> {
         let path = path.into();
+        if std::fs::metadata(&path).is_ok_and(|found| !found.is_file()) {
+            return Err(WorkloadError::NoFile { path });
+        }
         let mut seen = BlockSet::default();
         let mut rounding = Rounding::default();
         let (mut requests, mut uncached_tokens, mut span) = (0, 0, 0);
@@ -117,7 +123,8 @@ impl Trace {
         }
         let rows = Rows::open(&self.path)?;
         let rng = random::stream(demand.seed, 0);
-        Ok(Box::new(Jittered { rows, next: None, ended: false, late: BinaryHeap::new(), rng, jitter, scale }))
+        let late = BinaryHeap::new();
+        Ok(Box::new(Jittered { rows, expected: requests, next: None, ended: false, late, rng, jitter, scale }))
     }
 }
 
@@ -191,7 +198,8 @@ impl Rows {
     fn parse(&mut self) -> Result<Row, LineError> {
         let Record { timestamp, input_length, output_length, mut hash_ids } = self.lines.parse()?;
         let first = *self.first.get_or_insert(timestamp);
-        let time = (timestamp - first) * MILLISECOND as f64;
+        // Rounded before it is compared, so that equal timestamps are equal.
+        let time = ((timestamp - first) * MILLISECOND as f64).round();
         // Not written the other way round: a time that is no number is refused as well.
         let sound = timestamp >= 0.0 && time >= self.last as f64 && time <= SPAN as f64;
         if !sound {
@@ -208,7 +216,7 @@ impl Rows {
             return Err(LineError::Blocks { ids, input_length, blocks, block_size: BLOCK_SIZE });
         }
         hash_ids.truncate((input_length / BLOCK_SIZE) as usize);
-        self.last = time.round() as Nanos;
+        self.last = time as Nanos;
         self.place += 1;
         Ok(Row {
             time: self.last,
@@ -217,6 +225,17 @@ impl Rows {
             output_tokens: output_length,
             blocks: hash_ids.into(),
         })
+    }
+}
+
+impl Rows {
+    /// Whether as many requests were read as there were before.
+    fn check_end(&self, expected: u64) -> Result<(), WorkloadError> {
+        if self.place == expected {
+            return Ok(());
+        }
+        let path = self.lines.path().to_owned();
+        Err(WorkloadError::Changed { path, before: expected, now: self.place })
     }
 }
 
@@ -235,6 +254,8 @@ impl Iterator for Rows {
 /// The requests of a trace, each put off at random, in their new order and time.
 struct Jittered {
     rows: Rows,
+    /// Requests there were when the trace was opened.
+    expected: u64,
     /// The first request that may not have been put off yet.
     next: Option<Row>,
     ended: bool,
@@ -287,7 +308,7 @@ impl Jittered {
                     Some(row) => row?,
                     None => {
                         self.ended = true;
-                        return Ok(());
+                        return self.rows.check_end(self.expected);
                     }
                 },
             };

@@ -10,8 +10,8 @@ mod tenants;
 
 use std::sync::Arc;
 
-use super::{BLOCK_SIZE, Demand, LEVELS, Session, Sessions, Turn, WorkloadError};
-use crate::simulation::Nanos;
+use super::{BLOCK_SIZE, Demand, LEVELS, MOST_REQUESTS, SPAN, SPAN_DAYS, Session, Sessions, Turn, WorkloadError};
+use crate::simulation::{Nanos, SECOND};
 
 /// A generated workload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,8 +78,16 @@ impl Generator {
     /// Sessions a second of the whole fleet.
     fn session_rate(self, demand: &Demand) -> Result<f64, WorkloadError> {
         let requests_per_second = self.base_rate() * f64::from(demand.workers);
-        let share = demand.share(self.levels(), requests_per_second)?;
-        Ok(share * requests_per_second / self.turns())
+        let rate = demand.share(self.levels(), requests_per_second)? * requests_per_second;
+        let requests = rate * self.duration();
+        if requests > MOST_REQUESTS as f64 {
+            return Err(WorkloadError::Requests { requests, most: MOST_REQUESTS });
+        }
+        // There is one session at least.
+        if self.turns() / rate > (SPAN / SECOND) as f64 {
+            return Err(WorkloadError::Span { days: SPAN_DAYS });
+        }
+        Ok(rate / self.turns())
     }
 
     /// Sessions of a demand; at least one.
