@@ -51,6 +51,8 @@ use crate::{
 
 /// How often cores do their periodic work, as in the service.
 const TICK: Nanos = 100_000_000;
+/// Time without anything to do that is passed over.
+const LULL: Nanos = 10 * SECOND;
 /// How long requests may wait in routers' queues after everything else has come to rest.
 const PATIENCE: Nanos = 600_000_000_000;
 
@@ -277,7 +279,7 @@ impl<'a> Fleet<'a> {
                 Some(due) if due > MOST_TIME => return Err(SimulationError::Endless { days: MOST_DAYS }),
                 Some(due) => {
                     at_rest_since = due;
-                    if self.is_at_rest() {
+                    if self.waiting.len() == 0 && due > self.next_tick + LULL {
                         // Periodic work that nobody is there to see is done once, before what comes.
                         self.next_tick = self.next_tick.max(due - due % TICK);
                     }
@@ -327,14 +329,6 @@ impl<'a> Fleet<'a> {
         let turn = self.turns.peek().map(|Reverse((at, _, _))| *at);
         let engines = self.engines_due.iter().flatten().min().copied();
         [arrival, turn, engines, self.events.due(), self.messages.due()].into_iter().flatten().min()
-    }
-
-    /// Whether nothing is under way: no request, no event, no message.
-    fn is_at_rest(&self) -> bool {
-        self.undecided.is_empty()
-            && self.engines_due.iter().all(Option::is_none)
-            && self.events.0.is_empty()
-            && self.messages.0.is_empty()
     }
 
     fn open(&mut self, session: Session) {
