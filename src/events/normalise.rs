@@ -83,7 +83,7 @@ impl EventTarget for EventSink {
 /// What applying a batch says about the stream as a whole.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Applied {
-    /// The index could not take an event, so it no longer mirrors the engine.
+    /// The index could not take an event of a registered rank, so it no longer mirrors the engine.
     pub lost: bool,
     /// The registered rank was cleared: whatever was missed before no longer matters.
     pub cleared: bool,
@@ -112,7 +112,9 @@ pub fn apply(
         tally.drop(DropReason::TooManyRanks, batch.events().len() as u64);
         return Applied::default();
     };
-    let mut applier = Applier { batch, payload, rank, memory, buffers, target, tally, applied: Applied::default() };
+    let is_registered = registered.is_some();
+    let applied = Applied::default();
+    let mut applier = Applier { batch, payload, rank, is_registered, memory, buffers, target, tally, applied };
     for event in batch.events() {
         if let Err(reason) = applier.event(event) {
             applier.tally.drop(reason, 1);
@@ -126,6 +128,7 @@ struct Applier<'a, T> {
     batch: &'a Batch,
     payload: &'a [u8],
     rank: u32,
+    is_registered: bool,
     memory: &'a mut RankMemory,
     buffers: &'a mut Buffers,
     target: &'a T,
@@ -177,6 +180,8 @@ impl<T: EventTarget> Applier<'_, T> {
                 Ok(())
             }
             StoreOutcome::ParentUnknown => Err(DropReason::ParentUnknown),
+            // Nobody asks for it, and the registered ranks are what they were.
+            StoreOutcome::Full if !self.is_registered => Err(DropReason::TooManyRanks),
             StoreOutcome::Full => {
                 self.applied.lost = true;
                 Err(DropReason::IndexFull)

@@ -62,6 +62,8 @@ pub(crate) struct TestTarget {
     pub index: PrefixIndex,
     pub block_size: u32,
     pub rank: u32,
+    /// A rank for which there is no room.
+    pub refused: Option<u32>,
     pub said: Mutex<Said>,
 }
 
@@ -75,7 +77,7 @@ pub(crate) struct Said {
 
 impl TestTarget {
     pub fn new(block_size: u32) -> Self {
-        Self { index: PrefixIndex::new(), block_size, rank: 0, said: Mutex::default() }
+        Self { index: PrefixIndex::new(), block_size, rank: 0, refused: None, said: Mutex::default() }
     }
 
     /// Blocks that `rank` holds of a prompt.
@@ -122,6 +124,9 @@ impl EventTarget for Arc<TestTarget> {
     }
 
     fn store(&self, dp_rank: u32, tier: Tier, parent: Option<u64>, blocks: &[StoredBlock]) -> StoreOutcome {
+        if self.refused == Some(dp_rank) {
+            return StoreOutcome::Full;
+        }
         let mut said = self.said.lock();
         if !said.ranks.contains(&dp_rank) {
             said.ranks.push(dp_rank);

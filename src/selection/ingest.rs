@@ -21,7 +21,7 @@ use super::{
 };
 
 /// Ranks that events of one worker may name besides its registered ones.
-const MAX_FOREIGN_RANKS: usize = 64;
+pub const MAX_FOREIGN_RANKS: usize = 64;
 
 /// Applies a listener's events to its partition's index.
 ///

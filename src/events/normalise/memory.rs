@@ -7,13 +7,10 @@
 use hashbrown::{HashMap, hash_map::Entry};
 
 use super::super::{counts::DropReason, decode::Attention};
-use crate::selection::{Tier, worker::MAX_DATA_PARALLEL_SIZE};
+use crate::selection::{Tier, ingest::MAX_FOREIGN_RANKS, worker::MAX_DATA_PARALLEL_SIZE};
 
 /// Cache groups remembered for a rank; real hybrid models have fewer than ten.
 const MAX_GROUPS: usize = 1024;
-
-/// Ranks that nobody registered and that one stream's batches may name; registered ones always have their place.
-const MAX_FOREIGN: usize = MAX_DATA_PARALLEL_SIZE as usize;
 
 /// Salted blocks remembered for a rank, as many as the largest caches hold; about 100 MB when full.
 const MAX_SALTED: usize = 1 << 22;
@@ -35,7 +32,7 @@ impl RankMemories {
     pub(super) fn of(&mut self, rank: u32, registered: bool) -> Option<&mut RankMemory> {
         match self.ranks.entry(rank) {
             Entry::Occupied(known) => Some(known.into_mut()),
-            Entry::Vacant(_) if !registered && self.foreign >= MAX_FOREIGN => None,
+            Entry::Vacant(_) if !registered && self.foreign >= MAX_FOREIGN_RANKS => None,
             Entry::Vacant(free) => {
                 self.foreign += usize::from(!registered);
                 Some(free.insert(RankMemory::default()))
@@ -89,7 +86,7 @@ impl RankMemories {
             let rank = u32::from_le_bytes(take(&mut bytes)?);
             // Which of them are registered is not told; both kinds are bounded.
             let is_known = read.ranks.contains_key(&rank);
-            if !is_known && read.ranks.len() >= MAX_FOREIGN + MAX_DATA_PARALLEL_SIZE as usize {
+            if !is_known && read.ranks.len() >= MAX_FOREIGN_RANKS + MAX_DATA_PARALLEL_SIZE as usize {
                 return None;
             }
             let memory = read.ranks.entry(rank).or_default();

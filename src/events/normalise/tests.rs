@@ -1,9 +1,14 @@
 //! Rules of spec index 3.4 to 3.8, and the fixtures of real engines' shapes.
 
+use std::sync::Arc;
+
 use serde_json::{Value, json};
 
 use super::*;
-use crate::events::testing::{Prompt, Stream};
+use crate::{
+    events::testing::{Prompt, Stream, TestTarget},
+    selection::ingest::MAX_FOREIGN_RANKS,
+};
 
 const A: [u32; 4] = [100, 101, 102, 103];
 const B: [u32; 4] = [200, 201, 202, 203];
@@ -159,7 +164,7 @@ fn batches_name_the_rank() {
         assert_eq!((stream.target.held(rank, &prompt).device, stream.target.device(&A)), (1, 0), "{id}");
     }
     let mut stream = Stream::new(4);
-    for rank in 0..crate::selection::worker::MAX_DATA_PARALLEL_SIZE + 10 {
+    for rank in 0..MAX_FOREIGN_RANKS + 10 {
         let batch = json!([1.5, [["AllBlocksCleared"]], rank]);
         stream.payload(&crate::events::testing::pack(&batch));
     }
@@ -170,7 +175,7 @@ fn batches_name_the_rank() {
 #[test]
 fn the_registered_rank_has_its_place_whatever_others_a_batch_named_before() {
     let mut stream = Stream::new(4);
-    for rank in 1..=2 * crate::selection::worker::MAX_DATA_PARALLEL_SIZE {
+    for rank in 1..=2 * MAX_FOREIGN_RANKS {
         stream.payload(&crate::events::testing::pack(&json!([1.5, [["AllBlocksCleared"]], rank])));
     }
     assert!(stream.tally.dropped(DropReason::TooManyRanks) > 0);
@@ -178,6 +183,17 @@ fn the_registered_rank_has_its_place_whatever_others_a_batch_named_before() {
     assert_eq!(stream.target.device(&A), 1);
     let applied = stream.payload(&crate::events::testing::pack(&json!([1.5, [["AllBlocksCleared"]], 0])));
     assert_eq!((stream.target.device(&A), applied.cleared), (0, true));
+}
+
+#[test]
+fn a_rank_that_nobody_registered_and_that_finds_no_room_says_nothing_of_the_registered_one() {
+    for (refused, dropped, lost) in [(7, DropReason::TooManyRanks, false), (0, DropReason::IndexFull, true)] {
+        let mut stream = Stream::new(4);
+        stream.target = Arc::new(TestTarget { refused: Some(refused), ..TestTarget::new(4) });
+        let events = [store(json!([1]), json!(null), &A, json!({}))];
+        let applied = stream.payload(&crate::events::testing::pack(&json!([1.5, events, refused])));
+        assert_eq!((applied.lost, stream.tally.dropped(dropped)), (lost, 1), "rank {refused}");
+    }
 }
 
 #[test]
