@@ -394,6 +394,11 @@ impl Lanes {
         self.by_rank.iter().map(|(&rank, &lane)| (rank, lane))
     }
 
+    /// The same in the order of workers and ranks.
+    pub(super) fn in_order(&self) -> impl Iterator<Item = WorkerWithDpRank> + '_ {
+        self.ordered.iter().copied()
+    }
+
     /// Ranks of one worker with a lane.
     pub(super) fn ranks_of(&self, worker_id: u64) -> impl Iterator<Item = WorkerWithDpRank> + '_ {
         let rank = |dp_rank| WorkerWithDpRank { worker_id, dp_rank };

@@ -228,6 +228,9 @@ pub struct PrefixIndex {
 /// Most ranks an index holds.
 pub const MAX_LANES: usize = 65_000;
 
+/// Ranks forgotten together when there is no room: one sweep frees the lanes of all.
+const FORGOTTEN_AT_ONCE: usize = 256;
+
 impl PrefixIndex {
     /// An empty index.
     pub fn new() -> Self {
@@ -253,6 +256,16 @@ impl PrefixIndex {
     /// Makes sure `rank` has a lane and binds `slot` to it. `false` when the index holds 65,000 ranks already.
     pub fn bind_slot(&self, rank: WorkerWithDpRank, slot: u32) -> bool {
         self.write(|writer, cx| writer.lane(rank, cx).is_some() && writer.lanes.bind(rank, slot, &cx.shared.lanes))
+    }
+
+    /// Forgets some ranks that are not `wanted`, for want of room. `false` when all are.
+    pub fn make_room(&self, wanted: impl Fn(WorkerWithDpRank) -> bool) -> bool {
+        self.write(|writer, cx| {
+            let unwanted: Vec<_> =
+                writer.lanes.in_order().filter(|&rank| !wanted(rank)).take(FORGOTTEN_AT_ONCE).collect();
+            unwanted.iter().for_each(|&rank| writer.remove_rank(rank, cx));
+            !unwanted.is_empty()
+        })
     }
 
     /// Forgets the slot of `rank`; what it holds stays.

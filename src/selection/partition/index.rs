@@ -69,6 +69,12 @@ impl PartitionIndex {
         bound
     }
 
+    /// Forgets some ranks that nobody registered; `false` when there is none.
+    pub(super) fn make_room(&self, is_registered: impl Fn(WorkerWithDpRank) -> bool) -> bool {
+        // In all of them: the rank needs a place in each.
+        self.all().filter(|index| index.make_room(&is_registered)).count() > 0
+    }
+
     pub(super) fn unbind_slot(&self, rank: WorkerWithDpRank) {
         self.all().for_each(|index| index.unbind_slot(rank));
     }

@@ -1,9 +1,12 @@
 //! Workers that join and leave a partition: the load tracker's ranks and the index's slots change together, under the
 //! partition's lock, so that no pick sees one without the other.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::{
+    collections::HashMap,
+    sync::{Arc, atomic::Ordering},
+};
 
-use super::{Partition, PartitionTraits};
+use super::{Partition, PartitionState, PartitionTraits};
 use crate::selection::{
     error::SelectionError,
     identity::WorkerWithDpRank,
@@ -43,7 +46,11 @@ impl Partition {
 
     /// Whether a worker that joined has the rank, or one is indexed that did not join.
     pub fn has_rank(&self, rank: WorkerWithDpRank) -> bool {
-        self.state.lock().workers.get(&rank.worker_id).is_some_and(|facts| facts.ranks.contains(&rank.dp_rank))
+        self.is_registered(&self.state.lock().workers, rank)
+    }
+
+    fn is_registered(&self, joined: &HashMap<u64, Arc<WorkerFacts>>, rank: WorkerWithDpRank) -> bool {
+        joined.get(&rank.worker_id).is_some_and(|facts| facts.ranks.contains(&rank.dp_rank))
             || self.indexed_only.lock().contains(&rank.worker_id)
     }
 
@@ -77,10 +84,13 @@ impl Partition {
         let mut ended = self.remove_ranks(worker_id, known.clone().filter(|rank| !facts.ranks.contains(rank)));
         for ranks in slices(facts.ranks.clone()) {
             let joined = self.with_state(|state| {
+                let PartitionState { workers, load, .. } = state;
+                let is_registered = |rank: WorkerWithDpRank| self.is_registered(workers, rank);
                 ranks.iter().all(|&dp_rank| {
                     let rank = WorkerWithDpRank::new(worker_id, dp_rank);
-                    let slot = state.load.upsert_rank(rank, Arc::clone(facts));
-                    known.contains(&dp_rank) || self.index.bind_slot(rank, slot)
+                    let slot = load.upsert_rank(rank, Arc::clone(facts));
+                    let bind = || self.index.bind_slot(rank, slot);
+                    known.contains(&dp_rank) || bind() || (self.index.make_room(is_registered) && bind())
                 })
             });
             let error = match joined {

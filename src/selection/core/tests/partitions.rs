@@ -1,6 +1,7 @@
 //! Lifecycle of workers and partitions.
 
 use super::*;
+use crate::selection::index::StoreOutcome;
 
 fn reasons(record: &WorkerRecord) -> Vec<&str> {
     assert_eq!(record.lifecycle, Lifecycle::Incomplete);
@@ -280,6 +281,23 @@ fn a_full_partition_refuses_and_a_freed_place_is_taken() {
     f.clock.advance(Duration::from_secs(61));
     f.core.tick();
     assert_eq!(f.core.worker(16).unwrap().lifecycle, Lifecycle::Schedulable);
+}
+
+#[test]
+fn ranks_that_nobody_registered_give_way_to_a_worker() {
+    let f = Fixture::new();
+    f.upsert(worker(1, 1));
+    store(&f.sources.sink(1, 0), 0, &[1, 2]);
+    let partition = f.core.partition("m", "default").unwrap();
+    let name = |rank: u32| WorkerWithDpRank::new(1 + u64::from(rank % 2), 1_000 + rank);
+    let block = |rank: u32| [StoredBlock { name: u64::from(rank), local: 10 + u64::from(rank) }];
+    let stored = (0..).map(|rank| partition.index.primary().store(name(rank), Tier::Device, None, &block(rank)));
+    let room = stored.take_while(|outcome| *outcome == StoreOutcome::Applied).count();
+    assert!(room > 60_000, "{room}");
+    for id in 2..=300 {
+        assert_eq!(f.upsert(worker(id, 1)).lifecycle, Lifecycle::Schedulable, "{id}");
+    }
+    assert_eq!(f.cached("m", (1, 0), &[1, 2]), Some(2), "what is registered stays");
 }
 
 #[test]
