@@ -110,7 +110,7 @@ fn take(peers: &Peers, followed: &Arc<Followed>, message: &Message) {
         }
         [topic, payload] if **topic == *SESSION_TOPIC => {
             followed.state.lock().received[1] += 1;
-            session(peers, payload)
+            session(peers, followed, payload)
         }
         [topic, payload] if **topic == *MESH_TOPIC => mesh(peers, followed, payload),
         [_, _] => Err(Drop::Topic),
@@ -136,9 +136,7 @@ fn slot(peers: &Peers, followed: &Followed, payload: &[u8]) -> Result<bool, Drop
     if message.router_id == peers.outlet.router_id() {
         return Err(Drop::Own);
     }
-    if !peers.counts(message.router_id, &followed.endpoint) {
-        return Err(Drop::SecondEndpoint);
-    }
+    check_speaker(peers, followed, message.router_id)?;
     if let Some(limit) = peers.config.peer_stale_after
         && matches!(message.event.change, BookingChange::Admitted(_))
         && lateness(&followed.state.lock(), peers.config.beacon_interval).is_some_and(|late| late > limit)
@@ -154,11 +152,22 @@ fn lateness(state: &State, interval: Duration) -> Option<Duration> {
     Some(state.lag.unwrap_or_default().max(missing))
 }
 
-fn session(peers: &Peers, payload: &[u8]) -> Result<bool, Drop> {
+/// Whether what a publisher tells of `router_id` counts: one that has said who it is speaks for nobody else, and nobody
+/// else speaks for it.
+fn check_speaker(peers: &Peers, followed: &Followed, router_id: RouterId) -> Result<(), Drop> {
+    let is_another = followed.state.lock().speaker().is_some_and(|speaker| speaker != router_id);
+    if is_another {
+        return Err(Drop::Contested);
+    }
+    if peers.counts(router_id, &followed.endpoint) { Ok(()) } else { Err(Drop::SecondEndpoint) }
+}
+
+fn session(peers: &Peers, followed: &Followed, payload: &[u8]) -> Result<bool, Drop> {
     let event = decode_session(payload).map_err(|_| Drop::Decode)?;
     if event.version.writer_id == peers.outlet.router_id() {
         return Err(Drop::Own);
     }
+    check_speaker(peers, followed, event.version.writer_id)?;
     mirrored(peers.core.mirror_session(&event))
 }
 
@@ -182,7 +191,10 @@ fn mesh(peers: &Peers, followed: &Arc<Followed>, payload: &[u8]) -> Result<bool,
     }
     match envelope.missed {
         Some(_) if envelope.router_id == peers.outlet.router_id() => Err(Drop::Own),
-        Some(missed) => Ok(peers.core.catch_up(&call(missed))),
+        Some(missed) => {
+            check_speaker(peers, followed, envelope.router_id)?;
+            Ok(peers.core.catch_up(&call(missed)))
+        }
         None => Ok(false),
     }
 }
@@ -207,8 +219,15 @@ fn hear(
     beacon: Beacon,
 ) -> Result<(), Drop> {
     let (now, received) = (Instant::now(), unix_nanos());
-    let is_self = router_id == peers.outlet.router_id();
-    let standing = (!is_self).then(|| peers.hear(router_id, &beacon.instance_id, &followed.endpoint));
+    let has_our_name = router_id == peers.outlet.router_id();
+    let is_self = has_our_name && *beacon.instance_id == *peers.outlet.instance_id();
+    let standing = if is_self {
+        None
+    } else if has_our_name {
+        Some(Standing::Contested)
+    } else {
+        Some(peers.hear(router_id, &beacon.instance_id, &followed.endpoint))
+    };
     let mut state = followed.state.lock();
     if state.instance_id.as_deref() != Some(&*beacon.instance_id) {
         let restarted = state.instance_id.is_some();
@@ -258,7 +277,7 @@ fn hear(
             if followed.state.lock().warns("contested") {
                 tracing::warn!(
                     peer = %followed.endpoint, router_id,
-                    "a peer goes by the router id of another one: what it says is dropped"
+                    "a peer goes by the router id of another process: what it says is dropped"
                 );
             }
             return Err(Drop::Contested);

@@ -136,6 +136,11 @@ impl Offsets {
 }
 
 impl State {
+    /// Who speaks over the connection that is up, once that is told.
+    pub(super) fn speaker(&self) -> Option<RouterId> {
+        self.router_id.filter(|_| self.speaks)
+    }
+
     pub(super) fn drop_message(&mut self, drop: Drop) {
         *self.dropped.entry(drop).or_default() += 1;
     }

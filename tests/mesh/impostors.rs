@@ -6,7 +6,7 @@ use std::{thread::park_timeout, time::Duration};
 use serde_json::json;
 
 use super::{
-    fake::{Publisher, live, peer, register, wait_for_live, wait_for_peer},
+    fake::{Publisher, SESSION, live, peer, register, wait_for_live, wait_for_peer},
     hostile::{endpoint_of, reserve, selector},
     program::wait_for,
 };
@@ -81,4 +81,37 @@ fn bookings_told_in_a_replicas_name_end_when_it_says_what_it_has() {
         wait_for("a drop", || (dropped(&selector, &other.endpoint, "second_endpoint") > 0).then_some(()));
         assert_eq!(live(&selector), u64::from(has_partition));
     }
+}
+
+#[test]
+fn another_process_of_this_replicas_name_is_told_apart_from_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let selector = selector(directory.path());
+    let mut other = Publisher::new().followed_by(&selector);
+    other.router_id = selector.get("/replica_sync/status")["router_id"].as_u64().unwrap();
+    other.beacon(json!({"instance_id": "another"}));
+    wait_for("a drop", || (dropped(&selector, &other.endpoint, "contested") > 0).then_some(()));
+    assert_eq!(peer(&selector, &other.endpoint)["is_self"], false);
+    assert!(selector.program.log().contains("goes by the router id of another process"));
+}
+
+#[test]
+fn a_replica_speaks_for_nobody_else() {
+    let directory = tempfile::tempdir().unwrap();
+    let selector = selector(directory.path());
+    // One that says who it is, and one that sends no beacons, as the reference's selectors.
+    let mut speaker = Publisher::new().followed_by(&selector);
+    let silent = Publisher::new().followed_by(&selector);
+    speaker.beacon(json!({}));
+    speaker.book("its-own");
+    silent.book("told-by-its-maker");
+    wait_for_live(&selector, 2);
+    speaker.router_id = silent.router_id;
+    speaker.book("in-anothers-name");
+    speaker.free("told-by-its-maker");
+    let session = json!({"model_name": "m", "routing_group": "default", "session_id": "s", "worker_id": 1, "dp_rank": 0,
+                         "sequence": 1, "writer_id": speaker.router_id});
+    speaker.pack(SESSION, &session);
+    wait_for("three drops", || (dropped(&selector, &speaker.endpoint, "contested") == 3).then_some(()));
+    assert_eq!(live(&selector), 2);
 }
