@@ -8,6 +8,7 @@ mod expand;
 pub mod follow;
 mod reread;
 mod schema;
+mod tags;
 
 pub use error::{FileError, Place};
 pub use follow::{FollowOptions, WorkersFile};
@@ -46,7 +47,7 @@ fn deserialize(text: &str, file: &str) -> Result<Document, FileError> {
     if text.trim_start_matches('\u{feff}').trim().is_empty() {
         return Err(FileError::Empty { file: file.to_owned() });
     }
-    check_tags(text, file)?;
+    tags::check(text, file)?;
     let mut field = None;
     let document = serde_saphyr::with_deserializer_from_str_with_options(text, options(), |yaml| {
         serde_path_to_error::deserialize::<_, Document>(yaml).map_err(|error| {
@@ -59,7 +60,8 @@ fn deserialize(text: &str, file: &str) -> Result<Document, FileError> {
         let line_column = error.location().map(|at| (at.line(), at.column()));
         let text = error.render_with_formatter(&serde_saphyr::UserMessageFormatter);
         // The renderer ends with the place, which the error shows in front.
-        let reason = text.rsplit_once(" at line ").map_or(text.as_str(), |(reason, _)| reason).to_owned();
+        let reason = text.rsplit_once(" at line ").map_or(text.as_str(), |(reason, _)| reason);
+        let reason = reason.trim_end_matches(" (used").to_owned();
         let place = Place { line_column, field: readable_path(field.as_deref().unwrap_or("")) };
         let file = file.to_owned();
         match kind(error, &place.field) {
@@ -70,23 +72,6 @@ fn deserialize(text: &str, file: &str) -> Result<Document, FileError> {
     })?;
     expand::check_version(&document.version, file)?;
     Ok(document)
-}
-
-/// Refuses tags that are none of YAML's core: what they stand on would be read as the type that is wanted, or, as
-/// `!!binary`, as a list of bytes.
-fn check_tags(text: &str, file: &str) -> Result<(), FileError> {
-    use serde_saphyr::granit_parser::Parser;
-    if !text.contains('!') {
-        return Ok(());
-    }
-    // Where the text cannot be read, the deserializer says why.
-    let mut events = Parser::new_from_str(text).map_while(Result::ok);
-    let foreign = events.find(|(event, _)| event.tag().is_some_and(|tag| !tag.is_yaml_core_schema()));
-    let Some((_, span)) = foreign else { return Ok(()) };
-    let at = span.tag_start().unwrap_or(span.start);
-    let place = Place { line_column: Some((at.line() as u64, at.col() as u64 + 1)), field: String::new() };
-    let reason = "a tag that is none of YAML's own types".to_owned();
-    Err(FileError::Syntax { file: file.to_owned(), place, reason })
 }
 
 /// What an error of the parser is about.
@@ -107,7 +92,12 @@ fn kind(error: &serde_saphyr::Error, field: &str) -> Kind {
         | Error::NullIntoString { .. }
         | Error::SerdeInvalidValue { .. }
         | Error::SerdeInvalidLength { .. }
-        | Error::SerdeUnknownVariant { .. } => Kind::Value,
+        | Error::SerdeUnknownVariant { .. }
+        | Error::ExternallyTaggedEnumExpectedScalarOrMapping { .. }
+        | Error::UnexpectedValueForUnitEnumVariant { .. }
+        | Error::TaggedScalarCannotDeserializeIntoString { .. }
+        | Error::MergeValueNotMapOrSeqOfMaps { .. } => Kind::Value,
+        Error::AliasError { error, .. } => kind(error, field),
         Error::Unexpected { .. } | Error::SerdeInvalidType { .. } if !matches!(field, "" | "workers") => Kind::Value,
         _ => Kind::Syntax,
     }

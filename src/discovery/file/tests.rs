@@ -118,7 +118,19 @@ fn tags_that_are_not_yamls_own_refuse_the_file_wherever_they_are() {
             assert_eq!(parse(&text, "f").unwrap_err().reason(), "syntax", "{text}");
         }
     }
-    assert!(error("version: 1\nworkers: !x []\n").starts_with("workers.yaml:2:10: "));
+    for (text, place) in [
+        ("version: 1\nworkers: !x []\n", "2:10: workers: "),
+        ("version: 1\ndefaults: {taints: [a, !x b]}\nworkers: []\n", "2:24: defaults.taints[1]: "),
+        (
+            "version: 1\nworkers:\n- {name: a, topology_domains: {zone: z}}\n- name: b\n  kv_events:\n    endpoint: !x e\n",
+            "6:15: workers[1].kv_events.endpoint: ",
+        ),
+        ("version: 1\nworkers:\n- {? [a] : b, name: !x a}\n", "3:21: workers[0].name: "),
+        ("version: 1\nworkers:\n- {name: a, !x block_size: 4}\n", "3:13: workers[0]: "),
+        ("!x\nversion: 1\nworkers: []\n", "1:1: a tag"),
+    ] {
+        assert!(error(text).starts_with(&format!("workers.yaml:{place}")), "{}", error(text));
+    }
     for tag in ["!!seq", "!!null", "!!str", "!!map", "!!set", "!!omap", "!!binary", "!"] {
         let text = format!("version: 1\nworkers: {tag}\n");
         assert!(parse(&text, "f").is_err(), "{text}");
@@ -144,6 +156,12 @@ fn a_refusal_says_whether_text_key_or_value_is_wrong() {
         ("version: 1\ndefaults: {endpoint: e}\nworkers: []\n", "unknown_key"),
         ("version: 1\nworker: []\nworkers: []\n", "unknown_key"),
         ("version: 1\nworkers:\n- {name: a, kv_events: {endpoint: e, port: 5}}\n", "unknown_key"),
+        ("version: 1\nworkers:\n- {name: a, worker_role: [prefill]}\n", "value"),
+        ("version: 1\nworkers:\n- {name: a, worker_role: {prefill: 1}}\n", "value"),
+        ("version: 1\nworkers:\n- {name: !!int 7}\n", "value"),
+        ("version: 1\nworkers:\n- {name: a, <<: 5}\n", "value"),
+        ("version: 1\ndefaults: {model_name: &x m}\nworkers:\n- {name: a, block_size: *x}\n", "value"),
+        ("version: 1\nworkers:\n- {name: a}\n- *x\n", "syntax"),
         ("version: 1\nworkers:\n- {name: a\n", "syntax"),
         ("version: 1\nversion: 1\nworkers: []\n", "syntax"),
     ] {
@@ -179,6 +197,10 @@ fn errors_name_file_line_and_field() {
         (
             "version: 1\nworkers:\n  - {name: a, kv_events_endpoints: {x: y}}\n",
             "workers.yaml:3:37: workers[0].kv_events_endpoints: invalid u32",
+        ),
+        (
+            "version: 1\ndefaults: {model_name: &x m}\nworkers:\n  - {name: a, block_size: *x}\n",
+            "workers.yaml:4:27: workers[0].block_size: invalid u32 (defined at line 2, column 27)",
         ),
         ("version: 1\nworkers: [\n  {name: a", "workers.yaml:3:3: workers: unclosed bracket '{'"),
         ("version: 2\nworkers: []\n", "workers.yaml:1:10: version: 2 is not a version this program reads; it reads 1"),
