@@ -2,6 +2,7 @@
 
 use hyper::Method;
 use serde_json::json;
+use tokio::task::JoinSet;
 
 use super::{
     client::{Connection, Server},
@@ -9,31 +10,49 @@ use super::{
 };
 
 /// Connections over which workers are registered.
-const PARALLEL: u64 = 8;
+const PARALLEL: usize = 8;
 
-/// Registers all workers, one before the others: what is wrong with one is wrong with all.
+/// What is sent for each worker.
+///
+/// # Errors
+/// There are not as many ports as workers.
+pub fn records(fleet: &FleetArgs, prompts: &PromptArgs) -> Result<Vec<Vec<u8>>, String> {
+    ids(fleet).map(|id| record(id, fleet, prompts)).collect()
+}
+
+/// Registers the first worker: what is wrong with one is wrong with all, and is told before there are thousands to
+/// remove.
+///
+/// # Errors
+/// It is refused or not schedulable; unless workers are to be kept, it is not left.
+pub async fn register_first(server: &Server, fleet: &FleetArgs, records: &[Vec<u8>]) -> Result<(), String> {
+    let Some(first) = records.first() else { return Ok(()) };
+    let registered = post(&mut Connection::new(server.clone()), first.clone()).await;
+    if registered.is_err() && !fleet.keep_workers {
+        remove_some(server, ids(fleet).take(1)).await;
+    }
+    registered
+}
+
+/// Registers all others.
 ///
 /// # Errors
 /// The first worker that is refused or not schedulable.
-pub async fn register(server: &Server, fleet: &FleetArgs, prompts: &PromptArgs) -> Result<(), String> {
-    let mut bodies: Vec<Vec<u8>> = ids(fleet).map(|id| record(id, fleet, prompts)).collect::<Result<_, _>>()?;
-    if let Some(first) = bodies.pop() {
-        post(&mut Connection::new(server.clone()), first).await?;
+pub async fn register_others(server: &Server, records: &[Vec<u8>]) -> Result<(), String> {
+    let bodies = records.get(1..).unwrap_or_default();
+    let mut lanes = JoinSet::new();
+    for lane in 0..PARALLEL {
+        let mine: Vec<Vec<u8>> = bodies.iter().skip(lane).step_by(PARALLEL).cloned().collect();
+        let mut connection = Connection::new(server.clone());
+        lanes.spawn(async move {
+            for body in mine {
+                post(&mut connection, body).await?;
+            }
+            Ok::<(), String>(())
+        });
     }
-    let tasks: Vec<_> = (0..PARALLEL)
-        .map(|lane| {
-            let mine: Vec<Vec<u8>> = bodies.iter().skip(lane as usize).step_by(PARALLEL as usize).cloned().collect();
-            let mut connection = Connection::new(server.clone());
-            tokio::spawn(async move {
-                for body in mine {
-                    post(&mut connection, body).await?;
-                }
-                Ok::<(), String>(())
-            })
-        })
-        .collect();
-    for task in tasks {
-        task.await.map_err(|e| e.to_string())??;
+    while let Some(lane) = lanes.join_next().await {
+        lane.map_err(|e| e.to_string())??;
     }
     Ok(())
 }
@@ -60,8 +79,12 @@ async fn post(connection: &mut Connection, body: Vec<u8>) -> Result<(), String> 
 
 /// Removes all workers, as far as they are there.
 pub async fn remove(server: &Server, fleet: &FleetArgs) {
+    remove_some(server, ids(fleet)).await;
+}
+
+async fn remove_some(server: &Server, ids: impl Iterator<Item = u64>) {
     let mut connection = Connection::new(server.clone());
-    for id in ids(fleet) {
+    for id in ids {
         if connection.call(Method::DELETE, &format!("/workers/{id}"), Vec::new()).await.is_err() {
             return;
         }

@@ -68,13 +68,11 @@ async fn bench(args: BenchArgs) -> Result<(), CliError> {
     let mut signals = StopSignals::install().map_err(CliError::failed)?;
     let process = args.server_pid.map(Process::new).transpose().map_err(CliError::Usage)?;
     let server = Server::resolve(&args.url).await.map_err(CliError::Failed)?;
-    let registered = fleet::register(&server, &args.fleet, &args.prompts).await;
-    let outcome = match registered {
-        Err(reason) => Err(CliError::Failed(reason)),
-        Ok(()) => tokio::select! {
-            outcome = measure(&args, &server, process) => outcome,
-            signal = signals.recv() => Err(CliError::Failed(format!("ended by {signal}"))),
-        },
+    let workers = fleet::records(&args.fleet, &args.prompts).map_err(CliError::Usage)?;
+    fleet::register_first(&server, &args.fleet, &workers).await.map_err(CliError::Failed)?;
+    let outcome = tokio::select! {
+        outcome = measure(&args, &server, &workers, process) => outcome,
+        signal = signals.recv() => Err(CliError::Failed(format!("ended by {signal}"))),
     };
     if !args.fleet.keep_workers {
         fleet::remove(&server, &args.fleet).await;
@@ -94,7 +92,13 @@ async fn bench(args: BenchArgs) -> Result<(), CliError> {
     Ok(())
 }
 
-async fn measure(args: &BenchArgs, server: &Server, process: Option<Process>) -> Result<Report, CliError> {
+async fn measure(
+    args: &BenchArgs,
+    server: &Server,
+    workers: &[Vec<u8>],
+    process: Option<Process>,
+) -> Result<Report, CliError> {
+    fleet::register_others(server, workers).await.map_err(CliError::Failed)?;
     let (recorder, measured) = if let Some(path) = &args.trace.trace {
         let requests = trace::read(path, args.trace.limit, args.trace.trace_block_size).map_err(CliError::Failed)?;
         let replay = Replay::new(args).map_err(CliError::Usage)?;
