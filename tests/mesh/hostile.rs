@@ -23,10 +23,15 @@ pub fn selector_with(port: u16, directory: &Path, flags: &[&str]) -> Selector {
     let mut words = vec!["--replica-sync-host", "127.0.0.1", "--session-affinity-ttl-secs", "600"];
     words.extend_from_slice(flags);
     let selector = Selector::start_on(port, directory, &words, &EVENTS_OFF);
+    add_worker(&selector);
+    selector
+}
+
+/// Registers the worker of two ranks.
+pub fn add_worker(selector: &Selector) {
     let worker =
         json!({"worker_id": 1, "model_name": "m", "endpoint": "http://w", "block_size": 16, "data_parallel_size": 2});
     assert_eq!(selector.call("POST", "/workers", Some(&worker)).0, 201);
-    selector
 }
 
 pub fn endpoint_of(selector: &Selector) -> String {

@@ -13,6 +13,7 @@ mod impostors;
 mod late;
 mod link;
 mod model;
+mod names;
 mod replica;
 mod scenarios;
 mod slow;

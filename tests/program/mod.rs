@@ -122,7 +122,11 @@ impl Selector {
         let port = port.to_string();
         let mut words = vec!["selector", "--host", "127.0.0.1", "--port", &port];
         words.extend_from_slice(flags);
-        let mut program = Program::start(directory, &words, variables);
+        Self::listening(Program::start(directory, &words, variables))
+    }
+
+    /// Waits until a program listens.
+    pub fn listening(mut program: Program) -> Self {
         let address = wait_for("the line that tells the address", || {
             let log = program.log();
             if let Some(status) = program.child.try_wait().unwrap() {
