@@ -45,13 +45,10 @@ fn print_json(value: &serde_json::Value) -> Result<(), CliError> {
 }
 
 fn check(args: &CheckArgs, registry: &RouterPluginRegistry) -> Result<CompositionReport, String> {
-    let offline::Loaded { document, config, composition } = offline::load(&args.file, registry)?;
+    let loaded = offline::load(&args.file, registry)?;
+    offline::make_unused(registry, &loaded)?;
+    let offline::Loaded { document, config, composition } = loaded;
     let report = CompositionReport::new(&composition, &config, Some(&document));
-    let shadows = report.roles.iter().filter_map(|role| role.shadow.as_ref().map(|shadow| &shadow.instance));
-    for name in report.unused_instances.iter().chain(shadows).filter(|name| *name != "default") {
-        offline::make(registry, &config, name)
-            .map_err(|reason| document.refuse_instance(name, reason).in_file(document.file()))?;
-    }
     registry.resolve_request_classifier(&config).map_err(|error| error.to_string())?;
     Ok(report)
 }

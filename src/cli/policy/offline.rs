@@ -8,7 +8,6 @@ use crate::{
         SelectionConfig,
         policy::{
             document::{PolicyComposition, PolicyDocument},
-            instances::WorkerSelectionOverrides,
             registry::{RouterPluginRegistry, WorkerSelectionPolicyRegistryError},
         },
         worker::WorkerRole,
@@ -42,20 +41,25 @@ pub fn load(path: &Path, registry: &RouterPluginRegistry) -> Result<Loaded, Stri
     Ok(Loaded { document, config: settings.selection, composition })
 }
 
-/// Makes the factory of an instance that no role uses.
+/// Makes every instance that is not made for a role.
 ///
 /// # Errors
-/// The text of the refusal.
-pub fn make(registry: &RouterPluginRegistry, config: &SelectionConfig, instance: &str) -> Result<(), String> {
-    let worker_selection_overrides =
-        WorkerSelectionOverrides { global: Some(instance.to_owned()), ..WorkerSelectionOverrides::default() };
-    let config = SelectionConfig { worker_selection_overrides, ..config.clone() };
-    match registry.resolve_for_worker_type(&config, WorkerRole::Aggregated) {
-        Ok(_) => Ok(()),
-        // Its place is told with more exactness by the document.
-        Err(WorkerSelectionPolicyRegistryError::Provider { policy_type, source, .. }) => {
-            Err(format!("invalid parameters for worker-selection policy type {policy_type:?}: {source}"))
-        }
-        Err(error) => Err(error.to_string()),
+/// The text of the first refusal.
+pub fn make_unused(registry: &RouterPluginRegistry, loaded: &Loaded) -> Result<(), String> {
+    let Loaded { document, composition, .. } = loaded;
+    let of_roles: Vec<&str> = composition.roles.iter().filter_map(|role| role.instance.as_deref()).collect();
+    let instances = document.worker_selection.iter().flat_map(|section| &section.instances);
+    for instance in instances.filter(|instance| !of_roles.contains(&&*instance.name)) {
+        registry.check_instance(instance).map_err(|error| {
+            let reason = match error {
+                // Its place is told with more exactness by the document.
+                WorkerSelectionPolicyRegistryError::Provider { policy_type, source, .. } => {
+                    format!("invalid parameters for worker-selection policy type {policy_type:?}: {source}")
+                }
+                error => error.to_string(),
+            };
+            document.refuse_instance(&instance.name, reason).in_file(document.file())
+        })?;
     }
+    Ok(())
 }

@@ -12,7 +12,7 @@ use super::{
         ClassifierTypes, RequestClassifierFactory, RequestClassifierProvider, RequestClassifierRegistryError,
     },
     failures::{PluginComponent, PluginFailures, panic_text},
-    instances::{DEFAULT, WorkerSelectionConfig},
+    instances::{DEFAULT, WorkerSelectionConfig, WorkerSelectionInstance},
     parameters::WorkerSelectionPolicyProviderError,
     stages::{WorkerSelectionPolicyFactory, WorkerSelectionPolicyProvider},
 };
@@ -225,20 +225,18 @@ impl RouterPluginRegistry {
         config: &SelectionConfig,
         role: WorkerRole,
     ) -> Result<Option<WorkerSelectionPolicyFactory>, WorkerSelectionPolicyRegistryError> {
-        self.resolve_role(config, role, &PluginFailures::default())
-    }
-
-    /// [`Self::resolve_for_worker_type`], with a provider that fails counted.
-    pub(in crate::selection) fn resolve_role(
-        &self,
-        config: &SelectionConfig,
-        role: WorkerRole,
-        failures: &PluginFailures,
-    ) -> Resolved {
         match choice(config, role) {
             None => Ok(self.default_factory.clone()),
-            Some(name) => self.instance(config, name, failures).map(Some),
+            Some(name) => self.instance(config, name, &PluginFailures::default()).map(Some),
         }
+    }
+
+    /// Makes the factory of an instance and throws it away, whether a role uses it or not.
+    ///
+    /// # Errors
+    /// Its type is not linked, or the provider refuses.
+    pub fn check_instance(&self, instance: &WorkerSelectionInstance) -> Result<(), WorkerSelectionPolicyRegistryError> {
+        self.make(instance, &PluginFailures::default()).map(drop)
     }
 
     /// The factory of a configured instance.
@@ -253,6 +251,14 @@ impl RouterPluginRegistry {
             let names = document.map(WorkerSelectionConfig::instance_names).unwrap_or_default();
             WorkerSelectionPolicyRegistryError::UnknownInstance { name: name.to_owned(), available: listed(&names) }
         })?;
+        self.make(instance, failures)
+    }
+
+    fn make(
+        &self,
+        instance: &WorkerSelectionInstance,
+        failures: &PluginFailures,
+    ) -> Result<WorkerSelectionPolicyFactory, WorkerSelectionPolicyRegistryError> {
         let provider = self.providers.get(&instance.policy_type).ok_or_else(|| {
             let types: Vec<&str> = self.policy_types().collect();
             WorkerSelectionPolicyRegistryError::UnknownType {
@@ -261,7 +267,9 @@ impl RouterPluginRegistry {
             }
         })?;
         let provided = match catch_unwind(AssertUnwindSafe(|| provider(&instance.parameters))) {
-            Ok(provided) => provided.inspect_err(|_| failures.count_error(PluginComponent::Provider)),
+            Ok(provided) => provided.inspect_err(|_| {
+                failures.count_error(PluginComponent::Provider);
+            }),
             Err(panic) => {
                 failures.count_panic(PluginComponent::Provider);
                 let text = format!("provider panicked: {}", panic_text(&*panic));
@@ -282,7 +290,8 @@ impl RouterPluginRegistry {
     }
 }
 
-fn choice(config: &SelectionConfig, role: WorkerRole) -> Option<&str> {
+/// The instance chosen for a role; `None` = the default.
+pub(super) fn choice(config: &SelectionConfig, role: WorkerRole) -> Option<&str> {
     config.worker_selection_overrides.choice(config.worker_selection.as_deref(), role)
 }
 

@@ -8,7 +8,6 @@ use crate::{
         SelectionConfig,
         policy::{
             document::{self, DocumentError, ErrorKind, PolicyComposition, PolicyDocument},
-            instances::WorkerSelectionOverrides,
             registry::{RouterPluginRegistry, WorkerSelectionPolicyRegistryError},
         },
         worker::WorkerRole,
@@ -95,10 +94,7 @@ fn resolve(
     }
     let instances = document.worker_selection.iter().flat_map(|section| &section.instances);
     for instance in instances {
-        let global = Some(instance.name.clone());
-        let worker_selection_overrides = WorkerSelectionOverrides { global, ..WorkerSelectionOverrides::default() };
-        let config = SelectionConfig { worker_selection_overrides, ..config.clone() };
-        if let Err(error) = registry.resolve_for_worker_type(&config, WorkerRole::Aggregated) {
+        if let Err(error) = registry.check_instance(instance) {
             let reason = match error {
                 WorkerSelectionPolicyRegistryError::Provider { source, .. } => source.to_string(),
                 error => error.to_string(),

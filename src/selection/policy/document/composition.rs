@@ -5,7 +5,6 @@
 //! and fails the requests of that role's partitions, should there ever be any.
 
 use std::{
-    collections::HashMap,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
 };
@@ -19,7 +18,7 @@ use crate::selection::{
         inputs::{WorkerInputView, WorkerInputs},
         instances::{self, WorkerSelectionConfig},
         plugins::Plugins,
-        registry::{RouterPluginRegistry, WorkerSelectionPolicyRegistryError},
+        registry::{RouterPluginRegistry, WorkerSelectionPolicyRegistryError, choice},
         shadow::ShadowSource,
         stages::{
             PolicyComponent, RoutingPartitionRef, WorkerPicker, WorkerSelectionPolicy, WorkerSelectionPolicyError,
@@ -80,18 +79,11 @@ impl PolicyComposition {
         served: &[WorkerRole],
         failures: &PluginFailures,
     ) -> Result<Self, DocumentError> {
-        // A provider runs once an instance, whoever shares it.
-        let mut made: HashMap<Option<String>, Result<Option<WorkerSelectionPolicyFactory>, DocumentError>> =
-            HashMap::new();
         let section = config.worker_selection.as_deref();
         let mut roles = Vec::with_capacity(WorkerRole::ALL.len());
-        for role in WorkerRole::ALL {
-            let instance = config.worker_selection_overrides.choice(section, role).map(str::to_owned);
-            let factory = made.entry(instance.clone()).or_insert_with(|| {
-                let resolved = registry.resolve_role(config, role, failures);
-                resolved.map_err(|error| placed(error, instance.as_deref(), document))
-            });
-            let factory = factory.clone();
+        for (role, resolved) in WorkerRole::ALL.into_iter().zip(registry.resolve_roles(config, failures)) {
+            let instance = choice(config, role).map(str::to_owned);
+            let factory = resolved.map_err(|error| placed(error, instance.as_deref(), document));
             if let (Err(error), true) = (&factory, served.contains(&role)) {
                 return Err(error.clone());
             }

@@ -1,6 +1,6 @@
 //! The sections about plugins: `worker_selection` and `request_classifier` (spec plugins 5.1).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use super::{
     DocumentError,
@@ -19,9 +19,10 @@ const ROLES: [&str; 4] = ["aggregated", "prefill", "decode", "encode"];
 pub(super) fn read(section: &Cursor<'_>, file: &str) -> Result<WorkerSelectionConfig, DocumentError> {
     let fields = section.fields(&["aggregated", "prefill", "decode", "encode", "instances"])?;
     let mut instances: Vec<WorkerSelectionInstance> = Vec::new();
+    let mut names = HashSet::new();
     for item in fields.get("instances").map(Cursor::items).transpose()?.unwrap_or_default() {
         let instance = instance(&item, file)?;
-        if instances.iter().any(|other| other.name == instance.name) {
+        if !names.insert(instance.name.clone()) {
             return Err(item.invalid(format!("worker_selection contains duplicate instance {:?}", instance.name)));
         }
         instances.push(instance);
@@ -29,7 +30,7 @@ pub(super) fn read(section: &Cursor<'_>, file: &str) -> Result<WorkerSelectionCo
     let selected = |role: &str| {
         fields.optional(role, |value| {
             let name = value.text()?;
-            if name != "default" && !instances.iter().any(|instance| instance.name == name) {
+            if name != "default" && !names.contains(name) {
                 let reason = format!("worker_selection {role} {name:?} does not name a configured instance");
                 return Err(value.invalid(reason));
             }
@@ -42,7 +43,7 @@ pub(super) fn read(section: &Cursor<'_>, file: &str) -> Result<WorkerSelectionCo
         prefill: prefill?,
         decode: decode?,
         encode: encode?,
-        instances: instances.clone(),
+        instances,
     };
     if config == WorkerSelectionConfig::default() {
         return Err(section.invalid(
