@@ -138,6 +138,12 @@ fn try_shows_the_choice_and_why() {
     let (_, out, _) = with(&["--role", "decode"]);
     assert!(out.contains("policy b (dynamo-two-tier-cost-fn)\n"), "{out}");
 
+    let late = json!({"model_name": "m", "token_ids": [1, 2, 3, 4], "deadline_ms": 0}).to_string();
+    let late = write(directory.path(), "late.json", &late);
+    let (code, out, err) = run(&["policy", "try", &file, "--request", &late, "--workers", &workers]);
+    assert_eq!((code, out.as_str()), (Some(1), ""), "{err}");
+    assert!(err.contains("request deadline exceeded"), "{err}");
+
     let wrong = write(directory.path(), "wrong.yaml", "workers: [{worker: nobody}]\n");
     let (code, _, err) = with(&["--state", &wrong]);
     assert_eq!(code, Some(1));

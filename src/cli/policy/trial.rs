@@ -19,7 +19,7 @@ use crate::{
     discovery::file,
     http::decode::{decode_prompted, wire},
     selection::{
-        SelectionCore, Tier,
+        SelectionCore, SelectionError, Tier,
         catalog::DesiredWorker,
         hash,
         index::StoredBlock,
@@ -81,6 +81,10 @@ pub fn run(args: TryArgs, registry: &RouterPluginRegistry) -> Result<(), CliErro
     let mut request = decoded.into_core(true);
     request.explain = true;
     request.selection_id = None;
+    if request.steering.deadline_ms == Some(0) {
+        // No other passes, since nothing waits.
+        return Err(CliError::failed(SelectionError::DeadlineExceeded));
+    }
 
     let bench = Bench::new(&args, registry).map_err(CliError::Failed)?;
     let answer = runtime(Some(1))?.block_on(async {
