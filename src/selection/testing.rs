@@ -109,3 +109,39 @@ pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
         }
     }
 }
+
+/// Counts log lines.
+#[derive(Debug, Default)]
+pub(crate) struct Lines(Arc<AtomicU64>);
+
+impl Lines {
+    /// Lines of warnings and errors that this thread logs in `run`.
+    pub(crate) fn of(run: impl FnOnce()) -> u64 {
+        let lines = Self::default();
+        let count = Arc::clone(&lines.0);
+        tracing::subscriber::with_default(lines, run);
+        count.load(Ordering::SeqCst)
+    }
+}
+
+impl tracing::Subscriber for Lines {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() <= tracing::Level::WARN
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn event(&self, _: &tracing::Event<'_>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn enter(&self, _: &tracing::span::Id) {}
+
+    fn exit(&self, _: &tracing::span::Id) {}
+}

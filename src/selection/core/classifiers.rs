@@ -16,7 +16,7 @@ use crate::selection::{
             counts::{ClassifierCounts, ClassifyOutcome},
             lifecycle::RequestLifecycle,
         },
-        failures::contained,
+        failures::{contained, is_worth_a_line},
     },
 };
 
@@ -116,8 +116,10 @@ impl SelectionCore {
         })
         .with_clock(move || clock.instant(clock.now()));
         let classifier = contained(|| (setup.factory)(context)).map_err(|text| {
-            counts.count(ClassifyOutcome::Panic);
-            tracing::error!(partition = %partition.key, panic = text, "request classifier factory panicked");
+            let times = counts.count(ClassifyOutcome::Panic);
+            if is_worth_a_line(times) {
+                tracing::error!(partition = %partition.key, panic = text, times, "request classifier factory panicked");
+            }
             SelectionError::Classifier(format!("request classifier factory panicked: {text}"))
         })?;
         let parts =

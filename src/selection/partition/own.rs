@@ -25,7 +25,7 @@ use crate::selection::{
         builtin::default_cost::DefaultCost,
         builtin::work_ahead::WorkAhead,
         eligibility,
-        failures::{PluginComponent, PluginFailures, panic_text},
+        failures::{PluginComponent, PluginFailures, is_worth_a_line, panic_text},
         host::{Failure, Host, Terms},
         inputs::WorkerInputs,
         stages::{Kind, PolicyComponent, RoutingPartitionRef, WorkerSelectionPolicy, WorkerSelectionPolicyFactory},
@@ -162,9 +162,11 @@ impl Maker {
         let partition = RoutingPartitionRef::from(&scope.key);
         let made = catch_unwind(AssertUnwindSafe(|| (self.factory)(config, scope.role, partition)));
         let WorkerSelectionPolicy { kind, exclusive_affinity, name, .. } = made.map_err(|panic| {
-            self.failures.count_panic(PluginComponent::Factory);
+            let times = self.failures.count_panic(PluginComponent::Factory);
             let text = panic_text(&*panic);
-            tracing::error!(partition = %scope.key, role = %scope.role, panic = text, "policy factory panicked");
+            if is_worth_a_line(times) {
+                tracing::error!(partition = %scope.key, role = %scope.role, panic = text, times, "policy factory panicked");
+            }
             SelectionError::Internal(format!("worker selection policy factory panicked: {text}"))
         })?;
         let accounting = CacheWeights { host: config.host_cache_hit_weight, disk: config.disk_cache_hit_weight };
@@ -285,10 +287,12 @@ impl OwnPolicy {
             Some(Instance::Components { host, .. }) => host.running(),
             _ => (PluginComponent::Factory, 0),
         };
-        self.maker.failures.count_panic(component);
+        let times = self.maker.failures.count_panic(component);
         partition.health().failed();
-        let (component, text) = (component.as_str(), panic_text(panic));
-        tracing::error!(partition = %partition.key, component, at, panic = text, "worker selection policy panicked");
+        let (component, text, key) = (component.as_str(), panic_text(panic), &partition.key);
+        if is_worth_a_line(times) {
+            tracing::error!(partition = %key, component, at, panic = text, times, "worker selection policy panicked");
+        }
         SelectionError::Internal(format!("worker selection policy panicked in {component} {at}: {text}"))
     }
 }

@@ -23,6 +23,7 @@ use crate::selection::{
         PickRequest, Picked, SelectionPolicy,
         context::RequestFacts,
         document::Share,
+        failures::{is_worth_a_line, one_more},
         inputs::WorkerInputs,
         shadow::{ShadowCounts, ShadowSource},
     },
@@ -130,8 +131,8 @@ impl Shadow {
         });
         match acted {
             Err(SelectionError::Internal(reason)) if !decided => {
-                // A canary that fails always would write a line a request; the metrics count each.
-                if let Some(times) = worth_telling(&self.failed_to_act) {
+                let times = one_more(&self.failed_to_act);
+                if is_worth_a_line(times) {
                     let instance = &*self.instance;
                     tracing::warn!(partition = %partition.key, instance, reason, times, "canary policy failed");
                 }
@@ -196,12 +197,6 @@ fn add(count: &AtomicU64, amount: u64) {
     count.fetch_add(amount, Ordering::Relaxed);
 }
 
-/// Counts one more; how many there are now, where that is a power of two.
-fn worth_telling(count: &AtomicU64) -> Option<u64> {
-    let times = count.fetch_add(1, Ordering::Relaxed).saturating_add(1);
-    times.is_power_of_two().then_some(times)
-}
-
 /// What decides whether a request is in a share: its session, which so keeps one policy; else its id, else its prompt.
 fn sharing_key<'a>(request: &PickRequest<'a>) -> std::borrow::Cow<'a, str> {
     let facts = &request.facts;
@@ -209,18 +204,5 @@ fn sharing_key<'a>(request: &PickRequest<'a>) -> std::borrow::Cow<'a, str> {
     match session.or(facts.request_id) {
         Some(key) => key.into(),
         None => format!("{:x}", request.sequence.last().copied().unwrap_or(request.prompt_tokens)).into(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_fails_at_every_request_is_told_ever_less_often() {
-        let count = AtomicU64::new(0);
-        let told: Vec<u64> = (0..100_000).filter_map(|_| worth_telling(&count)).collect();
-        assert_eq!(told.len(), 17, "{told:?}");
-        assert_eq!(told[..4], [1, 2, 4, 8]);
     }
 }

@@ -55,15 +55,26 @@ impl PluginFailures {
         self.panics[component as usize].load(Ordering::Relaxed)
     }
 
-    /// Counts an error.
-    pub fn count_error(&self, component: PluginComponent) {
-        self.errors[component as usize].fetch_add(1, Ordering::Relaxed);
+    /// Counts an error; how many there are now.
+    pub fn count_error(&self, component: PluginComponent) -> u64 {
+        one_more(&self.errors[component as usize])
     }
 
-    /// Counts a panic.
-    pub fn count_panic(&self, component: PluginComponent) {
-        self.panics[component as usize].fetch_add(1, Ordering::Relaxed);
+    /// Counts a panic; how many there are now.
+    pub fn count_panic(&self, component: PluginComponent) -> u64 {
+        one_more(&self.panics[component as usize])
     }
+}
+
+/// Counts one more; how many there are now.
+pub(in crate::selection) fn one_more(count: &AtomicU64) -> u64 {
+    count.fetch_add(1, Ordering::Relaxed).saturating_add(1)
+}
+
+/// Whether to log what happened for the `times`th time: a plugin that fails always would write a line a request. The
+/// metrics count each.
+pub(in crate::selection) fn is_worth_a_line(times: u64) -> bool {
+    times.is_power_of_two()
 }
 
 /// Runs plugin code.
@@ -78,4 +89,17 @@ pub(in crate::selection) fn contained<R>(run: impl FnOnce() -> R) -> Result<R, S
 pub(in crate::selection) fn panic_text(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no text")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_fails_at_every_request_is_told_ever_less_often() {
+        let count = AtomicU64::new(0);
+        let told: Vec<u64> = (0..100_000).map(|_| one_more(&count)).filter(|&times| is_worth_a_line(times)).collect();
+        assert_eq!(told.len(), 17, "{told:?}");
+        assert_eq!(told[..4], [1, 2, 4, 8]);
+    }
 }

@@ -13,7 +13,11 @@ use super::{
     host::{Classification, ClassifierHost, LifecycleKey, Phase, Tracked, shut_down},
     request::{Overrides, RequestFacts},
 };
-use crate::selection::{error::SelectionError, moment::Moment, policy::failures::contained};
+use crate::selection::{
+    error::SelectionError,
+    moment::Moment,
+    policy::failures::{contained, is_worth_a_line},
+};
 
 /// What the queue is to go by.
 pub type Classified = Overrides;
@@ -94,8 +98,8 @@ impl ClassifierHost {
             }
             Err(failure) => {
                 call.settled = true;
-                self.counts.count(failure.outcome());
-                Err(self.error(&call.id, failure))
+                let times = self.counts.count(failure.outcome());
+                Err(self.error(&call.id, failure, times))
             }
         }
     }
@@ -171,7 +175,8 @@ impl ClassifierHost {
         .await
     }
 
-    fn error(&self, id: &str, failure: Failure) -> SelectionError {
+    /// What the caller is told of a failure, the `times`th of its kind.
+    fn error(&self, id: &str, failure: Failure, times: u64) -> SelectionError {
         let text = match failure {
             Failure::Error(error) => format!("request classifier failed: {error}"),
             Failure::Panic(text) => format!("request classifier panicked: {text}"),
@@ -189,7 +194,9 @@ impl ClassifierHost {
             }
             Failure::Shutdown => return shut_down(),
         };
-        tracing::warn!(request_id = id, error = %text, "request classifier failed a request");
+        if is_worth_a_line(times) {
+            tracing::warn!(request_id = id, error = %text, times, "request classifier failed a request");
+        }
         SelectionError::Classifier(text)
     }
 }

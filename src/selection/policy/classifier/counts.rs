@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::selection::policy::failures::one_more;
+
 /// How one call for a classification ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
@@ -125,15 +127,21 @@ impl ClassifierCounts {
         self.tick_panics.load(Ordering::Relaxed)
     }
 
-    pub(in crate::selection) fn count(&self, outcome: ClassifyOutcome) {
-        self.classifications[outcome as usize].fetch_add(1, Ordering::Relaxed);
+    /// Counts a call; how many ended so by now.
+    pub(in crate::selection) fn count(&self, outcome: ClassifyOutcome) -> u64 {
+        one_more(&self.classifications[outcome as usize])
+    }
+
+    /// Counts an event; how many went so by now.
+    pub(super) fn count_event(&self, outcome: EventOutcome) -> u64 {
+        one_more(&self.events[outcome as usize])
     }
 
     pub(super) fn count_events(&self, outcome: EventOutcome, number: usize) {
         self.events[outcome as usize].fetch_add(number as u64, Ordering::Relaxed);
     }
 
-    pub(super) fn count_tick_panic(&self) {
-        self.tick_panics.fetch_add(1, Ordering::Relaxed);
+    pub(super) fn count_tick_panic(&self) -> u64 {
+        one_more(&self.tick_panics)
     }
 }

@@ -13,6 +13,7 @@ use super::{
     counts::EventOutcome,
     host::{ClassifierHost, Happening, Phase, QueuedEvent},
 };
+use crate::selection::policy::failures::is_worth_a_line;
 
 /// Delivers the events of one classifier; ends when its partition is gone or the service goes down.
 pub type ClassifierDriver = Pin<Box<dyn Future<Output = ()> + Send + 'static>>;
@@ -66,6 +67,7 @@ impl ClassifierHost {
         // Within the future, so that a panic before its first await is contained too.
         let call = Contained::new(Box::pin(async move { plugin.on_event(event).await }));
         let mut call = pin!(call);
+        let mut panic = String::new();
         let outcome = poll_fn(|cx| {
             let mut state = self.state.lock();
             if state.phase == Phase::Closed {
@@ -79,19 +81,23 @@ impl ClassifierHost {
             call.as_mut().poll(cx).map(|heard| match heard {
                 Ok(()) => EventOutcome::Delivered,
                 Err(text) => {
-                    tracing::error!(panic = text, "request classifier panicked over an event");
+                    panic = text;
                     EventOutcome::Panicked
                 }
             })
         })
         .await;
         self.state.lock().event_until = None;
-        self.counts.count_events(outcome, 1);
-        if outcome == EventOutcome::TimedOut {
-            tracing::warn!(
-                seconds = self.limits.event_time.as_secs_f64(),
-                "request classifier was interrupted over an event"
-            );
+        let times = self.counts.count_event(outcome);
+        match outcome {
+            EventOutcome::Panicked if is_worth_a_line(times) => {
+                tracing::error!(panic, times, "request classifier panicked over an event");
+            }
+            EventOutcome::TimedOut if is_worth_a_line(times) => {
+                let seconds = self.limits.event_time.as_secs_f64();
+                tracing::warn!(seconds, times, "request classifier was interrupted over an event");
+            }
+            _ => {}
         }
     }
 }

@@ -29,7 +29,7 @@ use crate::selection::{
     error::SelectionError,
     identity::WorkerWithDpRank,
     moment::{Clock, Moment},
-    policy::failures::contained,
+    policy::failures::{contained, is_worth_a_line},
 };
 
 /// Limits of a classifier.
@@ -263,8 +263,10 @@ impl ClassifierHost {
             && let Some(mut plugin) = self.plugin.try_lock()
             && let Err(panic) = contained(|| plugin.on_tick())
         {
-            self.counts.count_tick_panic();
-            tracing::error!(%panic, "request classifier panicked in its periodic work");
+            let times = self.counts.count_tick_panic();
+            if is_worth_a_line(times) {
+                tracing::error!(%panic, times, "request classifier panicked in its periodic work");
+            }
         }
     }
 

@@ -44,7 +44,7 @@ use crate::selection::{
     queue::profile::{PolicyProfile, PolicyProfiles},
     replication::{BookingChange, BookingEvent},
     request::{SelectRequest, SelectResponse, SessionContext},
-    testing::CountingWaker,
+    testing::{CountingWaker, Lines},
 };
 
 /// A bed with two workers whose requests a probe classifies.

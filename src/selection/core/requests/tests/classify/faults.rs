@@ -46,6 +46,26 @@ fn errors_and_panics_cost_their_request_alone() {
 }
 
 #[test]
+fn what_fails_at_every_request_is_not_logged_at_every_request() {
+    let over_sent = |event: &ClassifyEvent| match event {
+        ClassifyEvent::Sent { .. } => panic!("over an event"),
+        _ => false,
+    };
+    let failing = Probe::with(|_| Box::pin(async { Err("always".into()) }));
+    for (probe, booked) in [(failing, false), (Probe::passing().stuck_over(over_sent), true)] {
+        let this = Classified::bookings(probe);
+        let lines = Lines::of(|| {
+            for number in 0..100 {
+                let reserved = this.reserve(booking(&format!("r{number}")));
+                assert_eq!(reserved.is_ok(), booked);
+                this.drivers.run();
+            }
+        });
+        assert_eq!(lines, 7, "the 1st, 2nd, 4th .. 64th");
+    }
+}
+
+#[test]
 fn a_panic_over_an_event_costs_that_event_alone() {
     let over_sent = |event: &ClassifyEvent| match event {
         ClassifyEvent::Sent { .. } => panic!("over an event"),
