@@ -331,3 +331,46 @@ fn reloads_under_load_lose_nothing() {
     assert_eq!(status["reloads"]["applied"], RELOADS);
     assert_eq!(followed.policy(), format!("p{RELOADS} (dynamo-default-cost-fn)"));
 }
+
+#[test]
+fn thunderagent_lets_whole_programs_wait_while_their_worker_is_full() {
+    let text = "request_classifier: {type: thunderagent, parameters: {buffer_per_program: 0}}\n";
+    let followed = Followed::start(text, &[]);
+    let selector = &followed.selector;
+    for id in 2..=3 {
+        assert_eq!(selector.call("DELETE", &format!("/workers/{id}"), None).0, 200);
+    }
+    // Room for 40 tokens.
+    assert_eq!(selector.call("PATCH", "/workers/1", Some(&json!({"total_kv_blocks": 10}))).0, 200);
+    let turn = |id: &str, session: Option<&str>, deadline_ms: Option<u64>| {
+        let mut request = json!({"model_name": "m", "selection_id": id, "token_ids": (0..24).collect::<Vec<u32>>()});
+        if let Some(session) = session {
+            request["session_context"] = json!({"session_id": session});
+        }
+        request["deadline_ms"] = json!(deadline_ms);
+        selector.call("POST", "/select_and_reserve", Some(&request))
+    };
+    let (status, first) = turn("a1", Some("a"), None);
+    assert_eq!((status, &first["worker_id"]), (200, &json!(1)), "{first}");
+    let wait_for_metric = |line: &str| {
+        wait_for(line, || {
+            let metrics = String::from_utf8(selector.send("GET", "/metrics", None).unwrap().body).unwrap();
+            metrics.contains(line).then_some(())
+        });
+    };
+    // The classifier has heard where it went.
+    wait_for_metric("pointsman_request_classifier_events_total{outcome=\"delivered\"} 1");
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| turn("b1", Some("b"), None));
+        wait_for_metric("pointsman_request_classifier_requests 2");
+        let (status, answer) = turn("c1", Some("c"), Some(50));
+        assert_eq!((status, &answer["error"]), (429, &json!("request deadline exceeded")));
+        assert_eq!(turn("free", None, None).0, 200, "who belongs to no program passes");
+        assert!(!waiting.is_finished());
+        assert_eq!(active_requests(selector), 2);
+        assert_eq!(selector.call("DELETE", "/reservations/a1", None).0, 200);
+        let (status, answer) = waiting.join().unwrap();
+        assert_eq!((status, &answer["worker_id"]), (200, &json!(1)), "{answer}");
+    });
+    assert_eq!(active_requests(selector), 2);
+}
