@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use hashbrown::{HashMap, hash_map::Entry};
+use hashbrown::{HashMap, HashSet, hash_map::Entry};
 
 use super::super::Slot;
 
@@ -24,17 +24,17 @@ struct Expected {
 }
 
 /// A block that a booking waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Mark {
     booking: u32,
     at: u32,
 }
 
-/// Who waits for a block; seldom more than one.
+/// Who waits for a block; seldom more than one, but a prompt may be booked as often as clients like.
 #[derive(Debug)]
 enum Marks {
     One(Mark),
-    Many(Vec<Mark>),
+    Many(HashSet<Mark>),
 }
 
 /// Prompts in prefill, by the key of their booking.
@@ -81,8 +81,8 @@ impl Expectations {
         for (at, &hash) in sequence.iter().enumerate() {
             let waiting = match self.marks.get(&(slot, hash)) {
                 None => continue,
-                Some(Marks::One(mark)) => std::slice::from_ref(mark).to_vec(),
-                Some(Marks::Many(marks)) => marks.clone(),
+                Some(Marks::One(mark)) => vec![*mark],
+                Some(Marks::Many(marks)) => marks.iter().copied().collect(),
             };
             for mark in waiting {
                 heard += u64::from(self.advance(mark, &sequence[at..]));
@@ -121,9 +121,11 @@ impl Expectations {
             Entry::Occupied(mut marks) => match marks.get_mut() {
                 Marks::One(first) => {
                     let first = *first;
-                    *marks.get_mut() = Marks::Many(vec![first, mark]);
+                    *marks.get_mut() = Marks::Many(HashSet::from_iter([first, mark]));
                 }
-                Marks::Many(many) => many.push(mark),
+                Marks::Many(many) => {
+                    many.insert(mark);
+                }
             },
         }
     }
@@ -131,7 +133,7 @@ impl Expectations {
     fn unmark(&mut self, block: (Slot, u64), mark: Mark) {
         let Entry::Occupied(mut marks) = self.marks.entry(block) else { return };
         if let Marks::Many(many) = marks.get_mut() {
-            many.retain(|other| *other != mark);
+            many.remove(&mark);
             if !many.is_empty() {
                 return;
             }
