@@ -71,6 +71,7 @@ impl Writer {
             let held = blocks.get(&(lane as u16)).copied().unwrap_or_default();
             assert_eq!(state.blocks, held, "lane {lane}");
         }
+        assert!(self.lanes.knows_unbound());
         uses.remove(&EMPTY);
         self.holders.sets.check(&uses);
     }

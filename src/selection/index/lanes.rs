@@ -258,6 +258,8 @@ pub(super) struct Lanes {
     /// The same ranks in order: those of one worker stand together.
     ordered: BTreeSet<WorkerWithDpRank>,
     slots: HashMap<WorkerWithDpRank, u32>,
+    /// Ranks with a lane and no slot, in order.
+    unbound: BTreeSet<WorkerWithDpRank>,
     /// Ranks whose blocks readers must not see.
     withheld: HashSet<WorkerWithDpRank>,
     /// Swept, longest ago first.
@@ -293,6 +295,9 @@ impl Lanes {
         self.states[lane as usize] = LaneState { rank: Some(rank), ..LaneState::default() };
         self.by_rank.insert(rank, lane);
         self.ordered.insert(rank);
+        if !self.slots.contains_key(&rank) {
+            self.unbound.insert(rank);
+        }
         self.show(rank, lane, table);
         Some(lane)
     }
@@ -325,8 +330,11 @@ impl Lanes {
         }
         self.slots.insert(rank, slot);
         let bound = self.show(rank, lane, table);
-        if !bound {
+        if bound {
+            self.unbound.remove(&rank);
+        } else {
             self.slots.remove(&rank);
+            self.unbound.insert(rank);
         }
         bound
     }
@@ -336,6 +344,7 @@ impl Lanes {
         let Some(slot) = self.slots.remove(&rank) else { return };
         let lane = self.get(rank);
         if let Some(lane) = lane {
+            self.unbound.insert(rank);
             self.show(rank, lane, table);
         }
         // The slot may be bound to another rank by now.
@@ -348,6 +357,7 @@ impl Lanes {
     pub(super) fn retire(&mut self, rank: WorkerWithDpRank, table: &LaneTable) {
         let Some(lane) = self.by_rank.remove(&rank) else { return };
         self.ordered.remove(&rank);
+        self.unbound.remove(&rank);
         if let Some(&slot) = self.slots.get(&rank) {
             table.set_slot(slot, None);
         }
@@ -394,9 +404,16 @@ impl Lanes {
         self.by_rank.iter().map(|(&rank, &lane)| (rank, lane))
     }
 
-    /// The same in the order of workers and ranks.
-    pub(super) fn in_order(&self) -> impl Iterator<Item = WorkerWithDpRank> + '_ {
-        self.ordered.iter().copied()
+    /// Those of them without a slot, in the order of workers and ranks: few, where most workers are registered.
+    pub(super) fn unbound(&self) -> impl Iterator<Item = WorkerWithDpRank> + '_ {
+        self.unbound.iter().copied()
+    }
+
+    /// Whether the ranks without a slot are exactly those.
+    #[cfg(test)]
+    pub(super) fn knows_unbound(&self) -> bool {
+        let unbound = self.ordered.iter().filter(|rank| !self.slots.contains_key(rank));
+        unbound.eq(&self.unbound)
     }
 
     /// Ranks of one worker with a lane.

@@ -258,11 +258,11 @@ impl PrefixIndex {
         self.write(|writer, cx| writer.lane(rank, cx).is_some() && writer.lanes.bind(rank, slot, &cx.shared.lanes))
     }
 
-    /// Forgets some ranks that are not `wanted`, for want of room. `false` when all are.
+    /// Forgets some ranks that have no slot and are not `wanted`, for want of room. `false` when there is none.
     pub fn make_room(&self, wanted: impl Fn(WorkerWithDpRank) -> bool) -> bool {
         self.write(|writer, cx| {
             let unwanted: Vec<_> =
-                writer.lanes.in_order().filter(|&rank| !wanted(rank)).take(FORGOTTEN_AT_ONCE).collect();
+                writer.lanes.unbound().filter(|&rank| !wanted(rank)).take(FORGOTTEN_AT_ONCE).collect();
             unwanted.iter().for_each(|&rank| writer.remove_rank(rank, cx));
             !unwanted.is_empty()
         })
