@@ -1,4 +1,5 @@
-//! Why a verb failed. One variant a kind, so that an edge can map kinds to statuses without reading texts.
+//! Why a verb failed, one variant a kind, so that an edge can map kinds to statuses without reading texts; and why
+//! settings are refused.
 
 /// Queue limits of a policy class that refused a request.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]

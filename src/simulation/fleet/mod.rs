@@ -3,6 +3,7 @@
 //! | file | owns |
 //! |---|---|
 //! | this one | the order of things, and the requests |
+//! | `config` | how many selectors and engines, and how late they hear |
 //! | `event` | what an observer is told |
 //! | `replica` | one selector: a real core |
 //! | `waiting` | selections that wait in a router's queue |
@@ -14,6 +15,7 @@
 //! Invariants: one thread does everything, in order of time; what falls on one instant is done in a fixed order (mesh,
 //! cache events, engines by number, periodic work, arrivals), so that equal seeds give equal outcomes.
 
+mod config;
 mod event;
 mod replica;
 #[cfg(test)]
@@ -27,7 +29,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-pub use self::event::FleetEvent;
+pub use self::{config::FleetConfig, event::FleetEvent};
 use self::{
     replica::{GROUP, MODEL, Replica, content, name, worker_id, worker_request},
     waiting::{Selection, Waiting},
@@ -36,7 +38,7 @@ use super::{
     Nanos, SECOND, SimulationError,
     candidate::Candidate,
     clock::VirtualClock,
-    engine::{Engine, EngineConfig, EngineError, EngineEvent, EngineRequest, EngineStats},
+    engine::{Engine, EngineConfig, EngineEvent, EngineRequest, EngineStats},
     workload::{Session, Turn, WorkloadError},
 };
 use crate::{
@@ -59,36 +61,6 @@ const PATIENCE: Nanos = 600_000_000_000;
 /// Days that a run may take in virtual time, well before that of engines saturates.
 const MOST_DAYS: u64 = 200;
 const MOST_TIME: Nanos = MOST_DAYS * 86_400 * SECOND;
-
-/// What stands in front of the workload.
-#[derive(Clone, Debug)]
-pub struct FleetConfig {
-    /// Engines, 1 or more.
-    pub workers: u32,
-    /// Each of them.
-    pub engine: EngineConfig,
-    /// Speeds of the engines, given to them in turn; empty = all as `engine` says.
-    pub speeds: Vec<f64>,
-    /// From the end of a step to when selectors hear of what it cached; `None` = never.
-    pub event_delay: Option<Nanos>,
-    /// Selectors, 1 or more.
-    pub replicas: u32,
-    /// From a booking to when the other selectors know of it; `None` = never.
-    pub mesh_lag: Option<Nanos>,
-    /// Of random choices.
-    pub seed: u64,
-}
-
-impl FleetConfig {
-    /// Whether its engines can be.
-    ///
-    /// # Errors
-    /// What is out of range.
-    pub fn check(&self) -> Result<(), EngineError> {
-        self.engine.check()?;
-        self.speeds.iter().try_for_each(|&speed| EngineConfig { speed, ..self.engine.clone() }.check())
-    }
-}
 
 /// One request's way.
 #[derive(Clone, Copy, Debug)]
