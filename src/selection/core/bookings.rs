@@ -327,7 +327,7 @@ impl BookingIndex {
         self.mirrored_words.load(Ordering::Relaxed).saturating_add(facts.words()) <= MAX_MIRRORED_WORDS
     }
 
-    /// The last booking of `id` here, if it was on `rank` and ended lately, and when.
+    /// The last booking of `id` here, on `rank` or another one, if it ended lately, and when.
     pub(super) fn ended_lately(&self, id: &str, rank: WorkerWithDpRank, now: Moment) -> Option<(Moment, EndedBooking)> {
         let (_, number) = self.shard(id);
         self.shards[number].lock().recent.ended_lately(id, rank, now)

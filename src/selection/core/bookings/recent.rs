@@ -125,19 +125,23 @@ impl Recent {
         Some(early)
     }
 
-    /// The last booking of `id`, if it was on `rank` and ended lately, and when. A replica's word that it ended counts
-    /// though the booking was never live here.
+    /// The last booking of `id`, if it ended lately, and when: the caller looks at its rank. A replica's word that it ended
+    /// counts though the booking was never live here; of several, the one about `rank`.
     pub(super) fn ended_lately(&self, id: &str, rank: WorkerWithDpRank, now: Moment) -> Option<(Moment, EndedBooking)> {
-        match self.entries.get(id) {
-            Some(&(ended, Memory::Ended(booking))) if booking.rank == rank && now.since(ended) < ENDED_FOR => {
-                Some((ended, booking))
-            }
-            Some((came, Memory::Early(known))) if now.since(*came) < ENDED_FOR => {
-                let told = known.iter().any(|early| early.freed && early.rank == Some(rank));
-                told.then_some((*came, EndedBooking { rank, origin: None, by_call: true }))
-            }
-            _ => None,
+        let (at, memory) = self.entries.get(id)?;
+        if now.since(*at) >= ENDED_FOR {
+            return None;
         }
+        let ended = match memory {
+            Memory::Ended(booking) => *booking,
+            Memory::Early(known) => {
+                let mut named = known.iter().filter(|early| early.freed).filter_map(|early| early.rank);
+                let any = named.clone().next()?;
+                let rank = named.find(|named| *named == rank).unwrap_or(any);
+                EndedBooking { rank, origin: None, by_call: true }
+            }
+        };
+        Some((*at, ended))
     }
 
     /// Gives back what is older than it may be.

@@ -178,6 +178,12 @@ impl SelectionCore {
         let (id, rank) = (booking.selection_id, booking.rank);
         if let Some(known) = self.bookings.find_in(&id, partition) {
             if known.facts.rank != rank {
+                // Its maker is gone, and a client booked the id here instead.
+                if from != booking.origin && known.facts.origin == partition.router_id() {
+                    let (partition, age) = (partition.key.clone(), now.since(known.facts.admitted));
+                    let origin = booking.origin;
+                    report.missed.push(MissedCall { partition, selection_id: id, rank, origin, freed: true, age });
+                }
                 return;
             }
             if !booking.prefill_completed && known.facts.is_prefill_done() {
@@ -196,10 +202,12 @@ impl SelectionCore {
         // younger, so an end that followed it is always known as such.
         let admitted = asked.before(booking.age);
         if let Some((at, ended)) = self.bookings.ended_lately(&id, rank, now)
-            && match ended.origin {
-                Some(origin) if origin != booking.origin => false,
-                _ if from == booking.origin => ended.by_call && at >= admitted,
-                _ => at.after(SLACK) >= admitted,
+            && match ended.rank == rank && ended.origin.is_none_or(|origin| origin == booking.origin) {
+                true if from == booking.origin => ended.by_call && at >= admitted,
+                true => at.after(SLACK) >= admitted,
+                // A client that had no answer books the id once more, elsewhere, and ends it there: it knows of one booking.
+                // Its maker, if it lives, knows best.
+                false => from != booking.origin && ended.by_call && at >= admitted,
             }
         {
             let (partition, origin, age) = (partition.key.clone(), booking.origin, now.since(at));

@@ -264,3 +264,55 @@ fn a_message_that_came_late_does_not_make_a_booking_young() {
     assert_eq!((report.added, report.missed.len()), (0, 1));
     assert!(late.core.catch_up(&report.missed[0]), "and is told that it is over");
 }
+
+/// `x` of PEER on rank 1, which the other replica alone has heard of; PEER is gone.
+fn heard_of_by_one() -> (Bed, Bed) {
+    let (a, b) = (Bed::new(), Bed::new());
+    b.send("x", admitted());
+    [&a, &b].iter().for_each(|bed| bed.clock.advance(Duration::from_millis(50)));
+    (a, b)
+}
+
+#[test]
+fn a_booking_a_client_repeated_elsewhere_ends_with_the_repetition() {
+    let (a, b) = heard_of_by_one();
+    // The client had no answer from PEER, which is gone. Here the id gets rank 0.
+    a.reserve("x");
+    [&a, &b].iter().for_each(|bed| bed.clock.advance(Duration::from_millis(400)));
+    a.core.free_reservation("x").expect("live");
+    for event in std::mem::take(&mut *a.published.0.lock()) {
+        b.core.mirror_booking(event, PEER + 1);
+    }
+    assert_eq!((a.live(), b.live()), (0, 1), "it has another rank there");
+    [&a, &b].iter().for_each(|bed| bed.clock.advance(Duration::from_secs(5)));
+    let report = ask(&a, &b, (PEER + 2, PEER), Duration::from_millis(5));
+    assert_eq!((report.added, a.live()), (0, 0));
+    assert!(b.core.catch_up(&report.missed[0]));
+    assert_eq!(b.live(), 0);
+}
+
+#[test]
+fn a_booking_a_client_repeated_elsewhere_ends_while_the_repetition_lives() {
+    let (a, b) = heard_of_by_one();
+    a.reserve("x");
+    [&a, &b].iter().for_each(|bed| bed.clock.advance(Duration::from_secs(5)));
+    let report = ask(&a, &b, (PEER + 2, PEER), Duration::from_millis(5));
+    assert!(b.core.catch_up(&report.missed[0]));
+    assert_eq!((a.live(), b.live()), (1, 0));
+    // A maker that lives knows its own bookings.
+    let (a, b) = heard_of_by_one();
+    a.reserve("x");
+    assert_eq!(ask(&a, &b, (PEER, PEER), Duration::ZERO), MergeReport::default());
+}
+
+#[test]
+fn an_id_booked_anew_by_another_replica_outlives_the_end_of_its_first_booking() {
+    let (a, b) = (Bed::new(), Bed::new());
+    a.reserve("x");
+    a.core.free_reservation("x").expect("live");
+    [&a, &b].iter().for_each(|bed| bed.clock.advance(Duration::from_secs(1)));
+    b.send("x", admitted());
+    [&a, &b].iter().for_each(|bed| bed.clock.advance(Duration::from_secs(5)));
+    let report = ask(&a, &b, (PEER + 2, PEER), Duration::from_millis(5));
+    assert_eq!((report.added, report.missed.len()), (1, 0));
+}
