@@ -226,6 +226,20 @@ impl Mesh {
         self.peers.warm_up().await;
     }
 
+    /// Gives what was published its turn to go out before the caller goes on. A call that its client was told of and nobody
+    /// else would be lost with this process. Waits for no peer: one turn, taken or not.
+    pub async fn let_out(&self) {
+        if self.outlet.has_queued() {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Whether something published waits for its turn to go out.
+    #[cfg(test)]
+    pub(crate) fn has_queued(&self) -> bool {
+        self.outlet.has_queued()
+    }
+
     /// A last beacon, and everything published given to the network, within `limit`.
     pub async fn leave(&self, limit: Duration) {
         self.outlet.leave(limit).await;

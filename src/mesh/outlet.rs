@@ -123,6 +123,10 @@ impl Outlet {
         self.publisher.stats()
     }
 
+    pub(super) fn has_queued(&self) -> bool {
+        self.publisher.has_queued()
+    }
+
     fn beacon(&self, core: &SelectionCore, is_heard: impl Fn(RouterId) -> bool) {
         let mut partitions = core.partition_digests();
         if partitions.len() > MAX_PARTITIONS {

@@ -153,6 +153,11 @@ impl Publisher {
         }
     }
 
+    /// Whether a connection has not taken all that was published for it.
+    pub fn has_queued(&self) -> bool {
+        self.shared.outlets.read().iter().any(|outlet| !outlet.state.lock().queue.is_empty())
+    }
+
     /// Subscribers connected now that asked for something: what is published next reaches them.
     pub fn subscribers(&self) -> usize {
         self.shared.outlets.read().iter().filter(|outlet| !outlet.state.lock().topics.is_empty()).count()

@@ -56,6 +56,7 @@ pub(in crate::http) async fn prefill_complete(
     selection_id: PathResult<String>,
 ) -> Result<Response, ApiError> {
     app.service().prefill_complete(&path(selection_id)?)?;
+    before_its_answer(&app).await;
     Ok(reply::ok())
 }
 
@@ -98,5 +99,17 @@ pub(in crate::http) async fn free(
     selection_id: PathResult<String>,
 ) -> Result<Response, ApiError> {
     app.service().free_reservation(&path(selection_id)?)?;
+    before_its_answer(&app).await;
     Ok(reply::ok())
 }
+
+/// A call that is answered is not repeated, so other replicas should hear of it first. A booking needs no such thing: one
+/// that nobody heard of does no harm.
+async fn before_its_answer(app: &App) {
+    if let Some(mesh) = app.service().mesh() {
+        mesh.let_out().await;
+    }
+}
+
+#[cfg(test)]
+mod tests;
