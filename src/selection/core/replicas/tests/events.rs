@@ -123,8 +123,11 @@ fn the_same_id_in_two_partitions_is_two_bookings_and_one_by_name() {
     assert_eq!(bed.send("x", admitted()), Mirrored::Applied);
     assert_eq!(bed.core.mirror_booking(other(admitted()), PEER), Mirrored::Applied);
     assert_eq!(bed.live(), 2);
+    assert_eq!(bed.send("x", BookingChange::PrefillCompleted), Mirrored::Applied);
+    assert_eq!(bed.core.mirror_booking(other(BookingChange::PrefillCompleted), PEER), Mirrored::Applied);
     bed.core.free_reservation("x").expect("the first");
     assert_eq!(bed.live(), 1);
+    bed.core.prefill_complete("x").expect_err("the second has no name");
     bed.core.free_reservation("x").expect_err("the second has no name");
     assert_eq!(bed.core.mirror_booking(other(BookingChange::Freed), PEER), Mirrored::Applied);
     assert_eq!(bed.live(), 0);
@@ -208,4 +211,78 @@ fn a_call_that_comes_while_a_mirror_is_being_made_is_not_lost() {
     bed.core.bookings.take("x", now).expect("live");
     install(facts());
     assert_eq!(bed.core.bookings.take_early("x", rank, now), None, "a booking made here has its own calls alone");
+}
+
+#[test]
+fn a_prefill_that_is_done_after_the_end_changes_no_digest() {
+    let bed = Bed::new();
+    bed.reserve("x");
+    let late = bed.core.bookings.find("x").expect("live");
+    bed.core.free_reservation("x").expect("live");
+    bed.core.bookings.complete_prefill(&late);
+    assert_eq!(bed.digest(OWN), LoadDigest::default());
+}
+
+#[test]
+fn a_peers_early_prefill_is_not_told_to_others() {
+    let bed = Bed::new();
+    assert_eq!(bed.send("x", BookingChange::PrefillCompleted), Mirrored::Early);
+    assert_eq!(bed.send("x", admitted()), Mirrored::Applied);
+    assert_eq!((bed.prefill(), bed.changes()), (0, vec![]));
+}
+
+#[test]
+fn bookings_that_expire_as_a_mirror_comes_free_their_ids() {
+    let bed = Bed::new();
+    bed.send("old", admitted());
+    bed.clock.advance(Duration::from_secs(400));
+    assert_eq!(bed.send("new", admitted()), Mirrored::Applied);
+    assert_eq!((bed.live(), bed.core.live_bookings()), (1, 1));
+    assert_eq!(bed.core.ended_bookings().expired, 1);
+}
+
+/// A booking of session `s`, and its rank.
+fn reserve_in_session(bed: &Bed, id: &str) -> WorkerWithDpRank {
+    let mut request = crate::selection::request::SelectRequest {
+        model_name: "m".to_owned(),
+        routing_group: "default".to_owned(),
+        selection_id: Some(id.to_owned()),
+        session_id: Some("s".to_owned()),
+        prompt: PromptInput { sequence_hashes: Some(vec![1, 2]), isl_tokens: Some(32), ..PromptInput::default() },
+        ..crate::selection::request::SelectRequest::default()
+    };
+    request.prompt.block_hashes = request.prompt.sequence_hashes.clone();
+    let answer = ready(bed.core.select_and_reserve(request)).expect("booked");
+    WorkerWithDpRank::new(answer.worker_id, answer.dp_rank)
+}
+
+#[test]
+fn a_session_lasts_from_the_end_that_a_replica_tells_of() {
+    let bed = Bed::new();
+    let rank = reserve_in_session(&bed, "x");
+    bed.clock.advance(Duration::from_secs(50));
+    let freed = BookingEvent { rank, ..event("x", BookingChange::Freed) };
+    assert_eq!(bed.core.mirror_booking(freed, PEER), Mirrored::Applied);
+    let partition = bed.core.partition("m", "default").expect("exists");
+    let is_bound = || partition.sessions.target("s", bed.core.now()).expect("a short id").is_some();
+    bed.clock.advance(Duration::from_secs(59));
+    assert!(is_bound());
+    bed.clock.advance(Duration::from_secs(1));
+    assert!(!is_bound());
+}
+
+#[test]
+fn a_binding_made_here_is_later_than_any_that_was_heard_of() {
+    let bed = Bed::new();
+    let heard = bed.clock.unix_nanos() + 1_000_000_000;
+    let elsewhere = SessionEvent {
+        partition: key(),
+        session_id: "other".into(),
+        target: AffinityTarget { worker_id: 8, dp_rank: Some(0) },
+        version: SessionVersion { sequence: heard, writer_id: PEER },
+    };
+    assert_eq!(bed.core.mirror_session(&elsewhere), Mirrored::Dropped(MirrorDrop::UnknownRank));
+    reserve_in_session(&bed, "x");
+    let [session] = &bed.core.replica_sessions(&key(), Some(OWN))[..] else { panic!("one session") };
+    assert!(session.version.sequence > heard);
 }

@@ -21,11 +21,13 @@ fn taking_over_adds_completes_and_ends() {
         b.core.mirror_booking(event, PEER);
     }
     a.reserve("new");
+    a.reserve("done");
+    a.core.prefill_complete("done").expect("live");
     a.core.prefill_complete("kept").expect("live");
     a.core.free_reservation("gone").expect("live");
     b.clock.advance(Duration::from_secs(1));
     let report = repair(&b, &a, PEER, b.core.now());
-    assert_eq!((report.added, report.completed, report.ended), (1, 1, 1));
+    assert_eq!((report.added, report.completed, report.ended), (2, 1, 1));
     assert_eq!(a.digest(OWN), b.digest(PEER));
     assert!(!repair(&b, &a, PEER, b.core.now()).changed(), "twice is once");
 }
@@ -81,8 +83,10 @@ fn an_age_counts_towards_expiry() {
     assert_eq!(bed.live(), 2);
     bed.clock.advance(Duration::from_secs(61));
     bed.core.tick();
-    assert_eq!(bed.live(), 1, "its maker booked it more than five minutes ago");
+    let left: Vec<_> = bed.all(Some(PEER)).iter().map(|booking| Arc::clone(&booking.selection_id)).collect();
+    assert_eq!((bed.live(), left), (1, vec!["young".into()]), "its maker booked it more than five minutes ago");
     assert_eq!(bed.digest(PEER).bookings, 1);
+    assert_eq!(bed.core.ended_bookings().expired, 1);
 }
 
 #[test]
@@ -315,4 +319,90 @@ fn an_id_booked_anew_by_another_replica_outlives_the_end_of_its_first_booking() 
     [&a, &b].iter().for_each(|bed| bed.clock.advance(Duration::from_secs(5)));
     let report = ask(&a, &b, (PEER + 2, PEER), Duration::from_millis(5));
     assert_eq!((report.added, report.missed.len()), (1, 0));
+}
+
+#[test]
+fn a_prefill_that_is_done_here_alone_is_told_to_its_maker() {
+    let (a, b) = (Bed::new(), Bed::new());
+    a.reserve("x");
+    // Its message takes a while.
+    a.clock.advance(Duration::from_millis(1));
+    for event in std::mem::take(&mut *a.published.0.lock()) {
+        b.core.mirror_booking(event, PEER);
+    }
+    [&a, &b].iter().for_each(|bed| bed.clock.advance(Duration::from_secs(1)));
+    b.core.prefill_complete("x").expect("live");
+    let report = repair(&b, &a, PEER, b.core.now());
+    let [missed] = &report.missed[..] else { panic!("{report:?}") };
+    assert!(!missed.freed && a.prefill() > 0);
+    assert!(a.core.catch_up(&MissedCall { origin: OWN, ..missed.clone() }));
+    assert_eq!((a.prefill(), a.live()), (0, 1));
+    assert_eq!(repair(&b, &a, PEER, b.core.now()), MergeReport::default());
+}
+
+#[test]
+fn bookings_are_shown_by_partition_maker_and_number() {
+    let bed = Bed::new();
+    bed.worker(8, "g");
+    bed.reserve("first");
+    bed.reserve("second");
+    bed.send("mirrored", admitted());
+    let group = PartitionKey::new("m", "g");
+    let elsewhere =
+        BookingEvent { partition: group.clone(), rank: WorkerWithDpRank::new(8, 0), ..event("elsewhere", admitted()) };
+    assert_eq!(bed.core.mirror_booking(elsewhere, PEER), Mirrored::Applied);
+    let shown = |key: &PartitionKey, origin, since| -> Vec<String> {
+        let parts = (0..).map_while(|part| bed.core.replica_bookings(key, origin, since, part));
+        let mut ids: Vec<_> = parts.flatten().map(|booking| booking.selection_id.to_string()).collect();
+        ids.sort();
+        ids
+    };
+    assert_eq!(shown(&key(), None, None), ["first", "mirrored", "second"]);
+    assert_eq!(shown(&key(), Some(OWN), None), ["first", "second"]);
+    assert_eq!(shown(&key(), Some(OWN), Some(1)), ["second"]);
+    assert_eq!(shown(&key(), Some(PEER), None), ["mirrored"]);
+    assert_eq!(shown(&group, None, None), ["elsewhere"]);
+    assert_eq!(shown(&group, Some(OWN), None), [""; 0]);
+}
+
+#[test]
+fn every_partition_has_digests_of_what_each_replica_made() {
+    let bed = Bed::new();
+    bed.worker(8, "g");
+    bed.send("x", admitted());
+    let session = SessionEvent {
+        partition: PartitionKey::new("m", "g"),
+        session_id: "s".into(),
+        target: AffinityTarget { worker_id: 8, dp_rank: Some(0) },
+        version: SessionVersion { sequence: 5, writer_id: PEER },
+    };
+    assert_eq!(bed.core.mirror_session(&session), Mirrored::Applied);
+    let [default, group] = &bed.core.partition_digests()[..] else { panic!("two partitions") };
+    assert_eq!((&default.partition, &group.partition), (&key(), &PartitionKey::new("m", "g")));
+    let [of_default, of_group] = [&default.origins, &group.origins].map(|origins| {
+        let [one] = origins[..] else { panic!("{origins:?}") };
+        assert_eq!(one.origin, PEER);
+        (one.load.bookings, one.sessions != 0)
+    });
+    assert_eq!((of_default, of_group), ((1, false), (0, true)));
+}
+
+#[test]
+fn a_report_tells_whether_anything_changed() {
+    let report = MergeReport::default;
+    assert!(!report().changed());
+    assert!(!MergeReport { refused: 1, ..report() }.changed());
+    assert!(MergeReport { added: 1, ..report() }.changed());
+    assert!(MergeReport { completed: 1, ..report() }.changed());
+    assert!(MergeReport { ended: 1, ..report() }.changed());
+    assert!(MergeReport { sessions: 1, ..report() }.changed());
+    let missed = MissedCall {
+        partition: key(),
+        selection_id: "x".into(),
+        rank: WorkerWithDpRank::new(7, 1),
+        origin: PEER,
+        freed: true,
+        age: Duration::ZERO,
+    };
+    assert!(MergeReport { missed: vec![missed], ..report() }.changed());
 }
