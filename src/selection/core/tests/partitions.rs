@@ -32,6 +32,7 @@ fn delete_answers_unschedulable_and_the_partition_goes_with_its_last_worker() {
     assert_eq!(f.core.schedulable_workers(), 0);
     assert_eq!(f.dump(), json!({}));
     assert!(f.core.workers(&PartitionFilter::default()).is_empty());
+    assert!(f.core.records.read().is_empty());
 }
 
 #[test]
@@ -162,6 +163,7 @@ fn bookings_stay_on_ranks_that_stay() {
     assert_eq!(f.loads("m"), [(1, 0, 1), (1, 1, 1)]);
     f.patch(1, json!({"data_parallel_size": 1}));
     assert_eq!(f.loads("m"), [(1, 0, 1)]);
+    assert_eq!((f.core.live_bookings(), f.core.ended_bookings().rank_left), (1, 1), "its id is free");
     assert_eq!(f.core.free_reservation("r1").unwrap_err().reason(), "not_found");
     f.patch(1, json!({"data_parallel_size": 3}));
     assert_eq!(f.loads("m"), [(1, 0, 1), (1, 1, 0), (1, 2, 0)]);
@@ -308,5 +310,36 @@ fn nothing_is_registered_while_shutting_down() {
     let request = serde_json::from_value(worker(2, 1)).unwrap();
     assert_eq!(f.core.upsert_worker(request).unwrap_err().to_string(), "selection service is shutting down");
     assert!(f.core.patch_worker(1, Default::default()).is_err());
+    let instance = crate::selection::instance::InstanceRank {
+        instance_id: 3,
+        dp_rank: 0,
+        model_name: "m".to_owned(),
+        routing_group: "default".to_owned(),
+        block_size: 4,
+        endpoint: "tcp://w3:0".to_owned(),
+        replay_endpoint: None,
+    };
+    assert_eq!(f.core.register_instance(instance).unwrap_err().reason(), "unavailable");
     assert!(f.core.delete_worker(1).is_ok());
+}
+
+#[test]
+fn settings_out_of_range_make_no_core() {
+    let bad = || SelectionConfig { router_temperature: f64::NAN, ..SelectionConfig::default() };
+    assert!(SelectionCore::try_new_local(bad()).is_err());
+    let (clock, sources) = (Arc::new(ManualClock::default()), Arc::new(RecordedSources::default()));
+    let policies: Arc<PolicyFactory> = Arc::new(|config, scope| builtin::default_policy(config, scope).into());
+    assert!(SelectionCore::try_new_with_policies(bad(), clock, sources, policies).is_err());
+}
+
+#[test]
+fn blocks_of_ranks_that_came_later_go_with_their_worker() {
+    let f = Fixture::new();
+    f.upsert(worker(1, 1));
+    f.upsert(worker(2, 1));
+    f.upsert(worker(1, 2));
+    store(&f.sources.sink(1, 1), 1, &[1]);
+    assert_eq!(f.cached("m", (1, 1), &[1]), Some(1));
+    f.core.delete_worker(1).unwrap();
+    assert_eq!(f.cached("m", (1, 1), &[1]), None);
 }

@@ -3,6 +3,7 @@
 use super::*;
 use crate::selection::{
     index::{RemoveOutcome, StoreOutcome},
+    testing::Lines,
     trust::Trust,
 };
 
@@ -223,4 +224,30 @@ fn writers_and_deletes_race_cleanly() {
         });
         assert_eq!(f.dump()["m:default"]["events"], json!([]));
     }
+}
+
+#[test]
+fn an_endpoint_that_serves_two_ranks_is_warned_of() {
+    let f = Fixture::new();
+    let shared = with(worker(2, 1), json!({"kv_events_endpoints": {"0": "tcp://w1:0"}}));
+    assert_eq!(Lines::of(|| drop(f.upsert(worker(1, 1)))), 0);
+    assert_eq!(Lines::of(|| drop(f.upsert(shared.clone()))), 1);
+    f.core.delete_worker(2).unwrap();
+    f.patch(1, json!({"kv_events_endpoints": {"0": "tcp://w1:9"}}));
+    assert_eq!(Lines::of(|| drop(f.upsert(shared))), 0, "nobody else has it any more");
+    f.core.delete_worker(2).unwrap();
+    f.patch(1, json!({"kv_events_endpoints": {"0": "tcp://w1:0"}}));
+    f.core.delete_worker(1).unwrap();
+    assert_eq!(Lines::of(|| drop(f.upsert(worker(1, 1)))), 0);
+}
+
+#[test]
+fn a_worker_that_comes_back_is_not_trusted_for_what_it_was() {
+    let f = Fixture::new();
+    f.upsert(worker(1, 1));
+    f.upsert(worker(2, 1));
+    f.sources.sink(1, 0).set_trust(Trust::Partial);
+    f.core.delete_worker(1).unwrap();
+    let partition = f.core.partition("m", "default").unwrap();
+    assert_eq!(partition.trust(WorkerWithDpRank::new(1, 0)), Trust::Unknown);
 }
