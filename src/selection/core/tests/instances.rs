@@ -160,3 +160,67 @@ fn an_instance_and_its_worker_agree_on_the_block_size_alone() {
     f.register(rank(4, 0)).unwrap();
     assert_eq!(f.state(4), Some((WorkerState::Indexed, Lifecycle::Unschedulable)));
 }
+
+#[test]
+fn a_worker_that_an_instance_kept_out_comes_in_when_it_goes() {
+    let f = Fixture::new();
+    f.register(rank(1, 0)).unwrap();
+    f.upsert(with(worker(2, 1), json!({"block_size": 8})));
+    assert_eq!(f.state(2), Some((WorkerState::Active, Lifecycle::Incomplete)));
+    f.unregister(removal(1, None, None)).unwrap();
+    assert_eq!(f.state(2), Some((WorkerState::Active, Lifecycle::Schedulable)));
+}
+
+#[test]
+fn replay_endpoints_come_and_go_with_their_rank() {
+    let f = Fixture::new();
+    f.register(rank(1, 0)).unwrap();
+    let replay = Some("tcp://w1:99".to_owned());
+    f.register(InstanceRank { replay_endpoint: replay.clone(), ..rank(1, 1) }).unwrap();
+    assert_eq!(f.sources.take(), [attach(1, 0), Call::Attach(1, 1, "tcp://w1:1".into(), replay)]);
+    f.unregister(removal(1, Some("default"), Some(1))).unwrap();
+    f.register(rank(1, 1)).unwrap();
+    assert_eq!(f.sources.take(), [Call::Detach(1, 1), attach(1, 1)]);
+}
+
+#[test]
+fn the_one_rank_of_a_worker_is_registered_by_its_single_endpoint() {
+    let f = Fixture::new();
+    let mut single = with(worker(1, 1), json!({"kv_events_endpoint": "tcp://w1:0"}));
+    single.as_object_mut().unwrap().remove("kv_events_endpoints");
+    f.upsert(single);
+    assert_eq!(f.register(rank(1, 0)).unwrap_err(), "instance 1 dp_rank 0 already registered");
+    assert!(f.register(rank(1, 1)).unwrap_err().starts_with("instance 1 is a worker: "));
+}
+
+#[test]
+fn scores_tell_the_tiers_apart() {
+    let f = Fixture::new();
+    f.register(rank(1, 0)).unwrap();
+    f.register(rank(1, 1)).unwrap();
+    store(&f.sources.sink(1, 0), 0, &[1]);
+    let blocks: Vec<_> = [1, 2].map(|local| StoredBlock { name: local + 1000, local }).into();
+    f.sources.sink(1, 1).store(1, Tier::HostPinned, None, &blocks);
+    let scores = f.query(&[1, 2, 3]).unwrap();
+    assert_eq!(scores.scores, [(1, [(0, 4)].into())].into(), "what is on the device");
+    let held = &scores.instances[&1];
+    assert_eq!(held.dp, [(0, 4), (1, 0)].into());
+    assert_eq!((held.gpu, held.cpu, held.disk, held.longest_matched), (4, 8, 8, 8));
+}
+
+#[test]
+fn tokens_are_asked_for_as_their_blocks() {
+    let f = Fixture::new();
+    f.register(rank(1, 0)).unwrap();
+    let tokens: Vec<u32> = (0..9).collect();
+    let mut locals = Vec::new();
+    let seed = crate::selection::hash::block_seed(None, None);
+    crate::selection::hash::block_hashes(&tokens, 4, false, seed, None, &mut locals);
+    store(&f.sources.sink(1, 0), 0, &locals);
+    let of = |token_ids: Vec<u32>| {
+        let query = IndexQuery::Tokens { token_ids, lora_name: None, cache_salt: None };
+        f.core.query_index("m", "default", &query).unwrap().scores
+    };
+    assert_eq!(of(tokens), [(1, [(0, 8)].into())].into());
+    assert_eq!(of((1..9).collect()), [].into());
+}
