@@ -7,6 +7,7 @@ mod partitions;
 mod snapshots;
 mod snapshots_of_index;
 mod streams;
+mod takeover;
 mod upkeep;
 
 use std::{
