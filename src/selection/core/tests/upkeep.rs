@@ -59,3 +59,38 @@ fn idle_sessions_are_reaped() {
     }
     assert_eq!(partition.sessions.len(), 0);
 }
+
+#[test]
+fn expiry_keeps_its_period() {
+    let f = Fixture::with(SelectionConfig {
+        use_kv_events: false,
+        active_request_expiry: Some(Duration::from_secs(2)),
+        ..SelectionConfig::default()
+    });
+    f.upsert(worker(1, 1));
+    f.clock.advance(Duration::from_secs(60));
+    f.core.tick();
+    f.reserve("m", "a", &[1]).unwrap();
+    f.clock.advance(Duration::from_secs(59));
+    f.core.tick();
+    assert_eq!(f.core.live_bookings(), 1, "not due again");
+    f.clock.advance(Duration::from_secs(1));
+    f.core.tick();
+    assert_eq!(f.core.live_bookings(), 0);
+}
+
+#[test]
+fn rows_without_a_booking_and_old_selections_are_swept() {
+    let f = Fixture::approximate();
+    f.upsert(worker(1, 1));
+    block_on(f.core.select(SelectRequest { selection_id: Some("s".to_owned()), ..select_request("m", &[1]) })).unwrap();
+    f.reserve("m", "a", &[1]).unwrap();
+    let partition = f.core.partition("m", "default").unwrap();
+    let attempt = f.core.bookings.find("a").unwrap().attempt;
+    assert!(partition.with_state(|state| state.load.free(attempt, f.core.now())).unwrap());
+    assert_eq!((f.core.pending_selections().0, f.core.live_bookings()), (1, 1));
+    f.clock
+        .advance(SelectionConfig::default().selection_cache_ttl.max(Duration::from_secs(60)) + Duration::from_secs(1));
+    f.core.tick();
+    assert_eq!((f.core.pending_selections().0, f.core.live_bookings()), (0, 0));
+}
