@@ -227,7 +227,7 @@ fn a_patched_capacity_lets_requests_go() {
 }
 
 #[test]
-fn shutting_down_answers_whoever_waits() {
+fn closed_queues_answer_whoever_waits() {
     let bed = with_workers(queueing(|_| {}), 1);
     bed.reserve(booking("a", prompt(1, 1))).unwrap();
     let mut waiting = Running::booking(&bed, booking("b", prompt(100, 1))).waits();
@@ -238,6 +238,17 @@ fn shutting_down_answers_whoever_waits() {
     assert_eq!(text(bed.reserve(booking("c", prompt(100, 1)))), told, "who would wait is told too");
     bed.core.prefill_complete("a").unwrap();
     bed.reserve(booking("d", prompt(200, 1))).expect("who need not wait is served");
+}
+
+#[test]
+fn shutting_down_answers_whoever_waits() {
+    let bed = with_workers(queueing(|_| {}), 1);
+    bed.reserve(booking("a", prompt(1, 1))).unwrap();
+    let mut waiting = Running::booking(&bed, booking("b", prompt(100, 1))).waits();
+    bed.core.begin_shutdown();
+    assert_eq!(waiting.wakes(), 1);
+    assert_eq!(text(waiting.poll().unwrap()).0, "unavailable");
+    bed.core.free_reservation("a").expect("lifecycle calls still work");
 }
 
 #[test]
@@ -281,6 +292,39 @@ fn a_waiting_initialiser_that_leaves_hands_its_session_over() {
     assert_eq!(pending(&bed).0, 1, "the second waits in the queue");
     bed.core.prefill_complete("busy").unwrap();
     assert_eq!(second.went(), 1);
+}
+
+#[test]
+fn a_deadline_passes_while_another_request_decides_for_the_session() {
+    let bed = with_workers(queueing(|config| config.session_affinity_ttl = Some(Duration::from_secs(60))), 1);
+    bed.reserve(booking("busy", prompt(1000, 1))).unwrap();
+    let _first = Running::booking(&bed, in_session("s", booking("1", prompt(1, 1)))).waits();
+    let mut hurried = in_session("s", booking("2", prompt(2, 1)));
+    hurried.steering.deadline_ms = Some(1_000);
+    let mut second = Running::booking(&bed, hurried).waits();
+    bed.core.tick();
+    assert_eq!(second.wakes(), 0);
+    bed.clock.advance(Duration::from_secs(1));
+    bed.core.tick();
+    assert_eq!(second.wakes(), 1);
+    assert_eq!(second.poll().unwrap(), Err(SelectionError::DeadlineExceeded));
+}
+
+#[test]
+fn a_worker_that_came_while_a_request_waited_is_not_taken_for_the_one_that_left() {
+    let bed = Bed::new(with_events(|config| config.queue_threshold = Some(0.0)));
+    for id in 1..=2 {
+        capable(&bed, id);
+        bed.reserve(booking_on(id, &id.to_string(), prompt(1000 * id as i64, 1))).unwrap();
+    }
+    bed.sinks.store(2, 0, Tier::Device, &[11, 12], 0);
+    let mut waiting = Running::booking(&bed, booking("x", prompt(11, 3))).waits();
+    bed.core.delete_worker(2).unwrap();
+    assert_eq!(waiting.wakes(), 0);
+    capable(&bed, 3);
+    assert!(waiting.wakes() > 0, "the new one is idle");
+    let answer = waiting.poll().expect("it is its turn").expect("served");
+    assert_eq!((answer.worker_id, answer.overlap.gpu, answer.effective_prefill_tokens), (3, 0, 12));
 }
 
 fn class(name: &str, threshold: u64) -> PolicyClass {
