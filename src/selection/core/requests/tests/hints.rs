@@ -101,3 +101,13 @@ fn predictions_cannot_be_fetched() {
     let bed = bed(with_events(|config| config.predicted_ttl = Some(Duration::from_secs(5))));
     assert_eq!(hint(&bed, 2, 0, "a"), None);
 }
+
+#[test]
+fn ties_go_to_the_smallest_rank_whoever_came_first() {
+    let bed = Bed::new(with_events(|_| {}));
+    for id in [3, 2, 1] {
+        hinting(&bed, id, |_| {});
+        bed.sinks.store(id, 0, Tier::Device, &[11, 12, 13][..if id == 2 { 1 } else { 3 }], 0);
+    }
+    assert_eq!(hint(&bed, 2, 0, "a"), from("tcp://w1:5600", 3));
+}

@@ -215,7 +215,37 @@ fn the_sweep_finds_bookings_that_nobody_reported() {
     bed.core.sweep_bookings(now);
     assert!(bed.core.bookings.find("a").is_none());
     assert_eq!(bed.core.live_bookings(), 1);
+    let attempt = bed.core.bookings.find("b").expect("booked").attempt;
+    assert!(partition.with_state(|state| state.load.free(attempt, now)).expect("no panic"));
+    assert_eq!(text(bed.core.prefill_complete("b")), unknown("b"));
+    assert_eq!(bed.core.live_bookings(), 0, "whoever asks finds it too");
     bed.clock.advance(Duration::from_secs(1_000));
     partition.sessions.reap(bed.core.clock.now());
     assert!(partition.sessions.is_empty(), "its lease was released");
+}
+
+#[test]
+fn a_session_lasts_one_ttl_from_the_expiry_of_its_booking() {
+    let mut config = sessions(1_000);
+    config.active_request_expiry = Some(Duration::from_secs(300));
+    let bed = Bed::with_workers(config, 2);
+    bed.reserve(in_session("s", booking("a", prompt(1, 2)))).expect("booked");
+    bed.clock.advance(Duration::from_secs(400));
+    bed.core.tick();
+    bed.assert_idle();
+    let partition = bed.core.partition("m", "default").expect("exists");
+    let is_bound = || partition.sessions.target("s", bed.core.now()).expect("a short id").is_some();
+    bed.clock.advance(Duration::from_secs(999));
+    assert!(is_bound());
+    bed.clock.advance(Duration::from_secs(1));
+    assert!(!is_bound());
+}
+
+#[test]
+fn a_named_booking_lets_old_ones_of_its_rank_expire() {
+    let bed = Bed::with_workers(approximate(|config| config.active_request_expiry = Some(Duration::from_secs(10))), 1);
+    bed.reserve(booking("old", prompt(1, 2))).expect("booked");
+    bed.clock.advance(Duration::from_secs(31));
+    bed.book(named("new", 1, prompt(10, 1))).expect("booked");
+    assert_eq!((bed.core.live_bookings(), bed.core.ended_bookings().expired), (1, 1));
 }

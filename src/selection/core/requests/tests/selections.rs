@@ -12,6 +12,17 @@ fn readiness_texts() {
     assert_eq!(text(bed.select(request(prompt(1, 1)))), here);
     assert_eq!(text(bed.reserve(request(prompt(1, 1)))), here);
     assert_eq!(text(bed.book(named("x", 1, prompt(1, 1)))), here);
+    // One that lacks something takes no request.
+    bed.worker(2, |_| {});
+    bed.core
+        .patch_worker(2, serde_json::from_value(serde_json::json!({"block_size": 0})).expect("a patch"))
+        .expect("known");
+    assert_eq!(text(bed.select(request(prompt(1, 1)))), here);
+    bed.core.delete_worker(1).expect("known");
+    assert!(!bed.core.can_select());
+    assert_eq!(text(bed.select(request(prompt(1, 1)))), nobody);
+    bed.worker(1, |worker| worker.model_name = "other".to_owned());
+    assert!(bed.core.can_select());
     bed.core.begin_shutdown();
     let stopping = ("unavailable", "selection service is shutting down".to_owned());
     assert_eq!(text(bed.select(request(prompt(1, 1)))), stopping);
@@ -148,6 +159,11 @@ fn advisory_selections_tell_the_load_before_the_request() {
     bed.reserve(booking("a", prompt(1, 3))).expect("booked");
     let busy = bed.select(advisory(1)).expect("selected").worker_load.expect("advisory");
     assert_eq!((busy.active_prefill_tokens, busy.prefill_busy), (12, Some(true)));
+    bed.core
+        .patch_worker(1, serde_json::from_value(serde_json::json!({"max_num_batched_tokens": 24})).expect("a patch"))
+        .expect("known");
+    let half = bed.select(advisory(1)).expect("selected").worker_load.expect("advisory");
+    assert_eq!((half.active_prefill_tokens, half.prefill_busy), (12, Some(false)), "just as much as it may");
     bed.worker(2, |_| {});
     let mut other = advisory(1);
     other.steering.allowed_worker_ids = Some([2].into());

@@ -26,6 +26,26 @@ fn what_a_classifier_sees() {
 }
 
 #[test]
+fn the_cost_is_what_the_best_rank_that_may_take_the_request_must_compute() {
+    let costs = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let seen = Arc::clone(&costs);
+    let this = Classified::bookings(Probe::with(move |request| {
+        seen.lock().expect("no panic").push(request.scheduling_cost_tokens());
+        Box::pin(async { Ok(request) })
+    }));
+    for (from, id) in [(1, "pinned"), (50, "free")] {
+        this.bed.book(named(&format!("{id} one"), 1, prompt(from, 1))).expect("booked");
+        this.bed.book(named(&format!("{id} two"), 2, prompt(from, 2))).expect("booked");
+    }
+    for (id, from, worker) in [("a", 1, Some(1)), ("b", 1, Some(2)), ("c", 50, None)] {
+        let mut request = super::super::booking(id, prompt(from, 3));
+        request.steering.pinned_worker = worker.map(|worker| WorkerWithDpRank::new(worker, 0));
+        this.reserve(request).expect("booked");
+    }
+    assert_eq!(*costs.lock().expect("no panic"), [8, 4, 4]);
+}
+
+#[test]
 fn a_target_moves_no_pin_and_can_be_taken_away() {
     let at = WorkerWithDpRank::new(2, 0);
     let this = Classified::bookings(Probe::changing(move |r| r.set_worker_selection_target(at)));
@@ -95,6 +115,53 @@ fn classes_of_the_models_profile_may_be_set() {
     };
     assert!(bed.core.install_request_classifier(setup));
     bed.reserve(booking("a")).expect("the class is there");
+}
+
+/// A core of one rank whose class `tight` has a threshold, with a classifier.
+fn with_tight_class(probe: &Probe) -> Bed {
+    use crate::selection::queue::profile::PolicyClass;
+    let mut profile = PolicyProfile::synthetic(None, Default::default());
+    let synthetic = profile.classes[0].clone();
+    profile.classes.push(PolicyClass {
+        name: "tight".into(),
+        cell: None,
+        prefill_busy_threshold: Some(0),
+        ..synthetic
+    });
+    let profiles = PolicyProfiles { root: Some(Arc::new(profile)), ..PolicyProfiles::default() };
+    let bed = Bed::new(approximate(|config| config.profiles = profiles));
+    bed.worker(1, |worker| worker.fields.max_num_batched_tokens = Some(100));
+    let setup = ClassifierSetup {
+        factory: probe.factory(),
+        runtime: Arc::new(Drivers::default()),
+        limits: ClassifierLimits::default(),
+        owner: LifecycleOwner::Booking,
+    };
+    assert!(bed.core.install_request_classifier(setup));
+    bed
+}
+
+#[test]
+fn a_request_queues_in_the_class_it_is_given() {
+    let bed = with_tight_class(&Probe::changing(|request| {
+        if request.request_id() == Some("given") {
+            request.set_policy_class("tight");
+        }
+    }));
+    bed.reserve(booking("busy")).expect("its class has no threshold");
+    let mut given = pin!(bed.core.select_and_reserve(booking("given")));
+    pending!(given);
+    let mut named = booking("named");
+    named.steering.policy_class = Some("tight".to_owned());
+    let mut named = pin!(bed.core.select_and_reserve(named));
+    pending!(named);
+}
+
+#[test]
+fn a_request_that_is_due_when_it_comes_is_late() {
+    let bed = with_tight_class(&Probe::changing(|request| request.set_due_at(request.ingress_at())));
+    assert_eq!(bed.reserve(booking("a")), Err(SelectionError::DeadlineExceeded));
+    bed.assert_idle();
 }
 
 /// One worker of 40 tokens, and programs of 12 each.
