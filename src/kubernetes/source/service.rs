@@ -69,8 +69,10 @@ pub fn follow_service(
                 Input::Delete(_, key) => drop(slices.remove(&key)),
                 Input::GiveUp(_) => {}
             }
-            let now = Some(endpoints_of(slices.values(), port_name));
+            let mut now = endpoints_of(slices.values(), port_name);
             publish.send_if_modified(|before| {
+                keep_ports(&mut now, before.as_deref().unwrap_or_default());
+                let now = Some(now);
                 let is_news = *before != now;
                 *before = now;
                 is_news
@@ -85,6 +87,14 @@ pub fn follow_service(
         }
     });
     endpoints
+}
+
+/// A slice that is being rewritten may lack its ports for a moment; nobody listens elsewhere because of that.
+fn keep_ports(now: &mut [ServiceEndpoint], before: &[ServiceEndpoint]) {
+    for endpoint in now.iter_mut().filter(|e| e.port.is_none()) {
+        let same = before.iter().find(|b| (&b.pod, b.address) == (&endpoint.pod, endpoint.address));
+        endpoint.port = same.and_then(|b| b.port);
+    }
 }
 
 /// The endpoints in `slices`, each pod once, sorted.
@@ -109,7 +119,10 @@ fn endpoints_of<'a>(slices: impl Iterator<Item = &'a SliceView>, port_name: &str
 #[cfg(test)]
 mod tests {
     use super::{
-        super::testing::{slice, slices},
+        super::{
+            testing::{NAMESPACE, slice, slices, with},
+            tests::apiserver::Apiserver,
+        },
         *,
     };
 
@@ -125,6 +138,40 @@ mod tests {
         // All but c-4, which terminates and serves no more.
         assert_eq!(names, ["c-1", "c-2", "c-3", "c-5", "c-6", "c-7", "c-8", "c-9"]);
         assert!(found.iter().all(|e| e.port == Some(8000)));
+    }
+
+    #[test]
+    fn slices_without_ports_name_peers_all_the_same() {
+        let text =
+            include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/endpointslices/06-odd-shapes.yaml"));
+        let views: Vec<SliceView> = slices(text).iter().filter_map(SliceView::new).collect();
+        let found = endpoints_of(views.iter(), "http");
+        let addresses: Vec<String> = found.iter().map(|e| e.address.to_string()).collect();
+        // The one of no Service is not among them.
+        assert_eq!(addresses, ["10.0.5.2", "10.0.5.3", "10.0.5.1"]);
+        assert!(found.iter().all(|e| e.port.is_none()), "the port is the configured one: {found:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slice_that_lacks_its_ports_for_a_moment_moves_no_peer() {
+        let server = Apiserver::default();
+        let pods = |count: usize| [("p", "u", "10.0.0.1", true), ("q", "v", "10.0.0.2", true)][..count].to_vec();
+        let stop = CancellationToken::new();
+        let mut peers = follow_service(server.client(), NAMESPACE, "llm-workers", "http", &stop);
+        peers.wait_for(|found| found.as_ref().is_some_and(Vec::is_empty)).await.unwrap();
+        server.put("endpointslices", slice("a", &pods(1)));
+        let mut ports = async |count: usize| -> Vec<Option<u16>> {
+            let found = peers.wait_for(|found| found.as_ref().is_some_and(|all| all.len() == count)).await.unwrap();
+            found.iter().flatten().map(|e| e.port).collect()
+        };
+        assert_eq!(ports(1).await, [Some(8000)]);
+        server.put("endpointslices", with(slice("a", &pods(2)), "/ports", serde_json::Value::Null));
+        assert_eq!(ports(2).await, [Some(8000), None], "where the second listens was never told");
+        server.put("endpointslices", with(slice("a", &pods(0)), "/ports", serde_json::Value::Null));
+        assert_eq!(ports(0).await, []);
+        server.put("endpointslices", with(slice("a", &pods(1)), "/ports", serde_json::Value::Null));
+        assert_eq!(ports(1).await, [None], "another pod may have the name by now");
+        stop.cancel();
     }
 
     #[test]

@@ -2,13 +2,13 @@
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
-    convert::Infallible,
+    io,
     sync::Arc,
 };
 
 use axum::{
     body::{Body, Bytes},
-    http::{Request, Response, StatusCode, Uri},
+    http::{HeaderValue, Request, Response, StatusCode, Uri},
 };
 use futures_util::stream;
 use kube::{Client, client::Body as KubeBody};
@@ -33,6 +33,10 @@ pub(in crate::kubernetes) enum Fault {
     End,
     /// No answer at all.
     Silence,
+    /// The connection is reset before an answer, as TLS does too.
+    Reset,
+    /// The watch is reset in the middle of this line.
+    ResetIn(String),
 }
 
 #[derive(Default)]
@@ -45,7 +49,7 @@ pub(super) struct Inner {
     pub(super) faults: HashMap<&'static str, VecDeque<Fault>>,
     /// Every watch of the kind ends at once.
     pub(super) closed: Option<&'static str>,
-    watchers: Vec<(&'static str, mpsc::UnboundedSender<Result<Bytes, Infallible>>)>,
+    watchers: Vec<(&'static str, mpsc::UnboundedSender<io::Result<Bytes>>)>,
     requests: Vec<String>,
 }
 
@@ -61,7 +65,7 @@ impl Apiserver {
         let service = tower::service_fn(move |request: Request<KubeBody>| {
             let this = this.clone();
             let uri = request.into_parts().0.uri;
-            async move { Ok::<_, Infallible>(this.answer(uri).await) }
+            async move { this.answer(uri).await }
         });
         Client::new(service, NAMESPACE)
     }
@@ -112,7 +116,7 @@ impl Apiserver {
         self.0.lock().requests.iter().filter(|r| r.contains(of)).cloned().collect()
     }
 
-    async fn answer(&self, uri: Uri) -> Response<Body> {
+    async fn answer(&self, uri: Uri) -> io::Result<Response<Body>> {
         let path = uri.path().to_owned();
         let query: HashMap<String, String> = uri
             .query()
@@ -131,19 +135,24 @@ impl Apiserver {
             let fits = faults.front().is_some_and(|fault| match fault {
                 Fault::List(_) => !is_watch,
                 Fault::SecondPage(_) => second,
-                Fault::Watch(_) | Fault::Line(_) | Fault::End => is_watch,
-                Fault::Silence => true,
+                Fault::Watch(_) | Fault::Line(_) | Fault::End | Fault::ResetIn(_) => is_watch,
+                Fault::Silence | Fault::Reset => true,
             });
             if fits { faults.pop_front() } else { None }
         };
-        match fault {
+        let reset = || io::Error::from(io::ErrorKind::ConnectionReset);
+        Ok(match fault {
             Some(Fault::List(code) | Fault::SecondPage(code) | Fault::Watch(code)) => status(code),
             Some(Fault::Line(line)) => Response::new(Body::from(line + "\n")),
             Some(Fault::End) => Response::new(Body::empty()),
             Some(Fault::Silence) => std::future::pending().await,
+            Some(Fault::Reset) => return Err(reset()),
+            Some(Fault::ResetIn(line)) => {
+                Response::new(Body::from_stream(stream::iter([Ok(Bytes::from(line)), Err(reset())])))
+            }
             None if is_watch => self.watch(plural, &query),
             None => self.list(plural, &query),
-        }
+        })
     }
 
     fn list(&self, plural: &'static str, query: &HashMap<String, String>) -> Response<Body> {
@@ -180,6 +189,9 @@ fn status(code: u16) -> Response<Body> {
         "message": "as the test wants it", "reason": "Test", "metadata": {}});
     let mut response = Response::new(Body::from(body.to_string()));
     *response.status_mut() = StatusCode::from_u16(code).unwrap();
+    if code == 429 {
+        response.headers_mut().insert("retry-after", HeaderValue::from_static("1"));
+    }
     response
 }
 
