@@ -294,6 +294,17 @@ async fn write(client: Client, key: &ObjectKey, status: &Value) -> Result<(), St
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        convert::Infallible,
+        sync::{
+            Arc,
+            atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+        },
+    };
+
+    use axum::http::{Request, Response, StatusCode};
+    use kube::client::Body as KubeBody;
+
     use super::*;
 
     fn status(ready: &str, progressing: &str) -> Value {
@@ -410,5 +421,41 @@ mod tests {
         assert!(is_settled(&with("Available", "False", "ScaledToZero")));
         assert!(!is_settled(&with("CatalogSynced", "False", "CatalogBehind")));
         assert!(!is_settled(&json!({"schedulableOfDiscovered": "2/3"})));
+    }
+
+    /// Definitions that are older than this operator refuse a field they do not know.
+    #[tokio::test(start_paused = true)]
+    async fn a_status_that_is_refused_is_tried_again_ever_more_seldom() {
+        let (asked, refuses) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(true)));
+        let (count, refuse) = (asked.clone(), refuses.clone());
+        let service = tower::service_fn(move |_: Request<KubeBody>| {
+            count.fetch_add(1, Relaxed);
+            let (code, body) = if refuse.load(Relaxed) {
+                let message = "failed to create typed patch object: .status.newer: field not declared in schema";
+                (500, json!({"kind": "Status", "status": "Failure", "code": 500, "reason": "", "message": message}))
+            } else {
+                (200, json!({"apiVersion": "pointsman.dev/v1alpha1", "kind": "ModelPool", "metadata": {"name": "p"}}))
+            };
+            let mut response = Response::new(KubeBody::from(body.to_string().into_bytes()));
+            *response.status_mut() = StatusCode::from_u16(code).unwrap();
+            async move { Ok::<_, Infallible>(response) }
+        });
+        let mut writer = Writer::new(Client::new(service, "demo"));
+        let key = ObjectKey { kind: "ModelPool", namespace: "demo".to_owned(), name: "p".to_owned() };
+        writer.offer(key, "u", json!({}), json!({"newer": 1}), Instant::now());
+        let mut pass = async |seconds: u64| {
+            for _ in 0..10 * seconds {
+                writer.advance(Instant::now());
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            writer.counts()
+        };
+        let counts = pass(600).await;
+        // After 1, 2, 4 ... 32 s, and from then on once a minute.
+        assert!((12..=16).contains(&counts.failed), "{counts:?}");
+        assert_eq!((counts.written, asked.load(Relaxed) as u64), (0, counts.failed));
+        refuses.store(false, Relaxed);
+        assert_eq!(pass(61).await.written, 1);
+        assert_eq!(pass(600).await.written, 1, "what was written is not written again");
     }
 }

@@ -3,7 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::{sync::watch, time::timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -99,6 +99,17 @@ async fn a_list_that_fails_half_way_is_no_list() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_list_whose_connection_is_reset_is_read_again() {
+    for plural in ["selectorsets", "modelpools", "endpointslices", "pods"] {
+        let server = cluster();
+        (0..3).for_each(|_| server.fault(plural, Fault::Reset));
+        let mut running = start(&server, options());
+        running.workers(5, None).await;
+        assert_eq!(running.errors(plural), 3, "{plural}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_watch_that_fails_is_healed_and_the_catalog_stays_meanwhile() {
     let expired = json!({"type": "ERROR", "object": {"kind": "Status", "apiVersion": "v1", "status": "Failure",
         "code": 410, "reason": "Expired", "message": "too old resource version", "metadata": {}}});
@@ -113,6 +124,8 @@ async fn a_watch_that_fails_is_healed_and_the_catalog_stays_meanwhile() {
         Fault::Line("no JSON at all".to_owned()),
         Fault::End,
         Fault::Silence,
+        Fault::Reset,
+        Fault::ResetIn(r#"{"type":"MODIFIED","object":{"metadata":{"na"#.to_owned()),
     ];
     for (at, fault) in faults.into_iter().enumerate() {
         let server = cluster();
@@ -202,8 +215,18 @@ async fn one_object_that_cannot_be_read_stops_no_other() {
         json!({"apiVersion": "pointsman.dev/v1alpha1", "kind": "SelectorSet",
         "metadata": {"name": "bad", "namespace": NAMESPACE}, "spec": {"replicas": "many"}}),
     );
+    // Slices without ports or endpoints, with null for either, of no Service.
+    let odd = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/endpointslices/06-odd-shapes.yaml"));
+    let odd: Vec<Value> = serde_saphyr::from_multiple(odd).unwrap();
+    assert!(odd.iter().any(|slice| slice["endpoints"].is_null()) && odd.iter().any(|slice| slice["ports"].is_null()));
+    let (listed, told) = odd.split_at(odd.len() / 2);
+    listed.iter().for_each(|slice| server.put("endpointslices", slice.clone()));
     let mut running = start(&server, options());
     running.workers(5, None).await;
+    told.iter().for_each(|slice| server.put("endpointslices", slice.clone()));
+    one_more(&server);
+    running.workers(6, Some(5)).await;
+    assert_eq!(running.errors("endpointslices"), 0, "nothing that cannot be read");
     let sets = running.sets.borrow_and_update().clone();
     let fleet = &sets[&SetKey::new(NAMESPACE, "fleet")];
     assert_eq!(fleet.pools["bad"].accepted.as_ref().unwrap_err().0, "InvalidSpec");
