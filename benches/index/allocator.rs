@@ -10,10 +10,23 @@ use std::{
 pub struct Counting;
 
 static LIVE: AtomicUsize = AtomicUsize::new(0);
+static PEAK: AtomicUsize = AtomicUsize::new(0);
 
 /// Bytes in use now.
 pub fn live() -> usize {
     LIVE.load(Relaxed)
+}
+
+/// The most bytes in use at once since the last call of this, which begins anew.
+#[allow(dead_code, reason = "not everybody who counts asks for it")]
+pub fn peak() -> usize {
+    PEAK.swap(live(), Relaxed)
+}
+
+fn add(layout: Layout) {
+    let bytes = taken(layout);
+    let now = LIVE.fetch_add(bytes, Relaxed) + bytes;
+    PEAK.fetch_max(now, Relaxed);
 }
 
 fn taken(layout: Layout) -> usize {
@@ -24,13 +37,13 @@ fn taken(layout: Layout) -> usize {
 // SAFETY: every call goes to the system's allocator unchanged; counting touches no memory of it.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        LIVE.fetch_add(taken(layout), Relaxed);
+        add(layout);
         // SAFETY: the caller's promise is `System`'s.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        LIVE.fetch_add(taken(layout), Relaxed);
+        add(layout);
         // SAFETY: the caller's promise is `System`'s.
         unsafe { System.alloc_zeroed(layout) }
     }
