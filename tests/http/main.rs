@@ -5,7 +5,9 @@
 mod catalog;
 mod classifier;
 mod connections;
+mod engine;
 mod envelope;
+mod events;
 mod indexer;
 mod probes;
 mod queueing;
@@ -15,4 +17,5 @@ mod server;
 mod sessions;
 mod shutdown;
 mod slow_readers;
+mod streams;
 mod workers;

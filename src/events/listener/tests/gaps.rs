@@ -150,6 +150,64 @@ async fn an_undecodable_batch_is_no_gap_and_may_be_repeated() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn batches_with_bad_events_or_none_are_no_gaps() {
+    let publisher = Publisher::bind();
+    let replay = Replay::bind(Ring::default());
+    let rig = Rig::new(&publisher.endpoint, Some(&replay.endpoint));
+    publisher.subscribed().await;
+    until("the first request is answered", || rig.status().state == ListenerState::Live).await;
+    let lines = include_str!("../../../../tests/fixtures/kv-events.jsonl").lines();
+    let mut seq = 0;
+    for case in lines.map(|line| serde_json::from_str::<Value>(line).unwrap()) {
+        let hex = case["frames_hex"][2].as_str().unwrap();
+        let payload = (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap());
+        publisher.send(seq, &payload.collect::<Vec<u8>>());
+        rig.position(seq).await;
+        seq += 1;
+    }
+    publisher.send(seq, &link(900, 900, 1));
+    rig.position(seq).await;
+    let status = rig.status();
+    assert_eq!((rig.depth(900, 1), status.gaps, status.batches, status.trust), (1, 0, seq + 1, Trust::Complete));
+    assert!(status.dropped.values().sum::<u64>() >= 6, "{status:?}");
+    assert_eq!(replay.ring.lock().starts(), [0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn after_a_broken_answer_the_next_gap_is_filled() {
+    let batches = history(100, 9);
+    let publisher = Publisher::bind();
+    let replay = Replay::bind(Ring::default());
+    let rig = Rig::new(&publisher.endpoint, Some(&replay.endpoint));
+    publisher.subscribed().await;
+    until("the first request is answered", || rig.status().state == ListenerState::Live).await;
+    publisher.send(0, &batches[0].1);
+    rig.position(0).await;
+    let message = |(seq, payload): &(u64, Vec<u8>)| vec![Vec::new(), seq.to_be_bytes().to_vec(), payload.clone()];
+    let broken = vec![Vec::new(), 2_u64.to_be_bytes().to_vec(), vec![0xc1]];
+    let end = vec![Vec::new(), vec![0xff; 8], Vec::new()];
+    replay.ring.lock().fixed = Some(vec![message(&batches[1]), broken, message(&batches[3]), end]);
+    publisher.send(4, &batches[4].1);
+    rig.position(4).await;
+    assert_eq!(rig.status().dropped["undecodable_batch"], 1);
+    {
+        let mut ring = replay.ring.lock();
+        ring.fixed = None;
+        // As engines do that were given time: everything, the batch that was broken before included.
+        ring.batches = batches.clone();
+    }
+    publisher.send(7, &batches[7].1);
+    rig.position(7).await;
+    publisher.send(8, &batches[8].1);
+    rig.position(8).await;
+    let starts = replay.ring.lock().starts();
+    assert_eq!(starts.last(), Some(&5), "{starts:?}");
+    let status = rig.status();
+    assert_eq!((status.gaps, status.failed_replays, status.replayed_batches), (2, 0, 5), "{status:?}");
+    assert_eq!(starts.len(), 3, "one request a gap: {starts:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn messages_of_another_shape_do_not_touch_the_stream() {
     let publisher = Publisher::bind();
     let rig = Rig::new(&publisher.endpoint, None);
