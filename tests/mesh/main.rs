@@ -16,4 +16,5 @@ mod model;
 mod names;
 mod replica;
 mod scenarios;
+mod sessions;
 mod slow;

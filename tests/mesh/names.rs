@@ -7,7 +7,7 @@ use std::{
 
 use super::{
     fake::{Publisher, register, wait_for_live},
-    hostile::add_worker,
+    hostile::{add_worker, selector},
     program::{Program, Selector, command, reference::ports},
 };
 
@@ -68,4 +68,18 @@ fn a_peer_whose_name_moves_to_another_address_is_followed_there() {
     second.wait_for_subscriber();
     second.book("from-the-second-address");
     wait_for_live(&selector, 2);
+}
+
+#[test]
+fn a_peer_at_an_ipv6_address_is_followed() {
+    let directory = tempfile::tempdir().unwrap();
+    let selector = selector(directory.path());
+    let peer = Publisher::on("[::1]:*");
+    assert!(peer.endpoint.starts_with("tcp://[::1]:"), "{}", peer.endpoint);
+    let peer = peer.followed_by(&selector);
+    peer.book("over-ipv6");
+    wait_for_live(&selector, 1);
+    assert_eq!(selector.get("/replica_sync/peers"), serde_json::json!([peer.endpoint]));
+    peer.free("over-ipv6");
+    wait_for_live(&selector, 0);
 }
