@@ -211,3 +211,19 @@ fn a_changed_catalog_is_a_line_in_the_log_and_an_unchanged_one_is_none() {
     assert_eq!(told, [[5, 1, 4, 0, 1, 1], [5, 3, 1, 1, 0, 0], [5, 4, 0, 3, 0, 0]]);
     assert!(lines().iter().all(|line| line.contains("owner=\"file.x\"")), "{:?}", lines());
 }
+
+#[test]
+fn a_second_worker_at_one_event_endpoint_is_warned_of() {
+    let directory = tempfile::tempdir().unwrap();
+    let selector = Selector::start(directory.path(), &[], &[]);
+    let worker = |id: u64| {
+        serde_json::json!({"worker_id": id, "endpoint": "http://w", "block_size": 16,
+                           "kv_events_endpoint": "tcp://127.0.0.1:1"})
+    };
+    let warnings = || selector.program.log().matches("event endpoint serves another rank already").count();
+    for (id, expected) in [(1, 0), (1, 0), (2, 1)] {
+        let (status, record) = selector.call("POST", "/workers", Some(&worker(id)));
+        assert_eq!((status, &record["lifecycle"]), (201, &Value::from("schedulable")), "{record}");
+        program::wait_for("the log", || (warnings() == expected).then_some(()));
+    }
+}

@@ -201,6 +201,21 @@ fn a_full_table_serves_without_affinity() {
 }
 
 #[test]
+fn seventy_thousand_sessions_are_served_and_the_first_65_536_bound() {
+    let clock = ManualClock::default();
+    let config = SelectionConfig { session_affinity_ttl: Some(Duration::from_secs(10)), ..SelectionConfig::default() };
+    let table = SessionTable::new(&config, &PartitionKey::new("m", "g"), &ReplicationCell::default());
+    for at in 0..70_000 {
+        match hold(&table, &at.to_string(), &clock) {
+            Hold::First(first) if at < 65_536 => first.commit(rank(1), &clock).release(clock.now()),
+            Hold::Unbound if at >= 65_536 => {}
+            other => panic!("{at}: {other:?}"),
+        }
+    }
+    assert_eq!(table.len(), 65_536);
+}
+
+#[test]
 fn ids_are_bounded_in_bytes() {
     let (table, clock) = (table(), ManualClock::default());
     let too_long = Err(SelectionError::BadRequest("session affinity ID must not exceed 256 bytes".to_owned()));

@@ -65,6 +65,9 @@ fn a_dump_fills_a_late_core_before_and_after_its_workers_come() {
     to.upsert(worker(1, 1));
     import(&to, &text, 64).unwrap();
     assert_eq!(to.cached("m", (1, 0), &[1, 2, 3]), Some(3));
+    let once = sorted(to.dump());
+    import(&to, &text, 64).unwrap();
+    assert_eq!(sorted(to.dump()), once, "a dump taken twice is a dump taken once");
     // Workers of the dump that nobody registers are shown, and never selected.
     assert_eq!(to.cached("m", (u64::MAX, 1), &[1]), Some(1));
     assert_eq!(to.loads("m"), [(1, 0, 0)]);

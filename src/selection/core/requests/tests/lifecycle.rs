@@ -73,6 +73,19 @@ fn owners_are_found_in_any_partition() {
 }
 
 #[test]
+fn a_late_free_ends_the_booking_that_has_its_id_now() {
+    let bed = Bed::with_workers(approximate(|_| {}), 2);
+    bed.reserve(booking_on(1, "x", prompt(1, 2))).expect("booked");
+    bed.core.free_reservation("x").expect("freed");
+    bed.reserve(booking_on(2, "x", prompt(10, 2))).expect("the id is free");
+    bed.reserve(booking_on(2, "y", prompt(20, 2))).expect("booked");
+    // The first attempt's client frees once more: an id is all that it tells.
+    bed.core.free_reservation("x").expect("freed");
+    assert_eq!(bed.loads(), [(1, 0, 0, 0, 0), (2, 0, 8, 2, 1)]);
+    assert_eq!(text(bed.core.free_reservation("x")), unknown("x"));
+}
+
+#[test]
 fn the_id_of_a_worker_that_left_is_free_at_once() {
     let bed = Bed::with_workers(approximate(|_| {}), 2);
     bed.reserve(booking_on(1, "a", prompt(1, 2))).expect("booked");
