@@ -1,6 +1,6 @@
 //! The field reference, and that troubleshooting knows every word that a status can have.
 
-use std::{collections::BTreeSet, fmt::Write};
+use std::{collections::BTreeSet, fmt::Write, path::Path};
 
 use pointsman::kubernetes::api::{self, constants::annotations};
 use serde_json::Value;
@@ -40,6 +40,42 @@ fn every_annotation_is_told() {
     for name in annotations::ALL {
         assert!(guide.contains(&format!("`{name}`")), "{name}");
     }
+}
+
+/// Names of all functions below `folder`.
+fn functions(folder: &Path, found: &mut BTreeSet<String>) {
+    for entry in std::fs::read_dir(folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display())) {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            functions(&path, found);
+        } else if path.extension().is_some_and(|ending| ending == "rs") {
+            let source = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+            let names = source.split("fn ").skip(1).filter_map(|rest| rest.split_once('('));
+            found.extend(names.map(|(name, _)| name.to_owned()));
+        }
+    }
+}
+
+#[test]
+fn tests_that_pages_name_are_there() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut known = BTreeSet::new();
+    ["src", "tests"].iter().for_each(|folder| functions(&root.join(folder), &mut known));
+    let mut named = 0;
+    for page in ["docs/field-reports.md", "docs/compatibility.md"] {
+        for word in read(page).split('`').skip(1).step_by(2) {
+            let is_path = word.starts_with("src/") || word.starts_with("tests/");
+            assert!(!is_path || root.join(word).exists(), "{page}: {word}");
+            // Short ones are fields, flags and cases of the corpus.
+            let name = word.rsplit("::").next().unwrap_or(word);
+            let is_plain = name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_');
+            if is_plain && name.matches('_').count() >= 4 {
+                assert!(known.contains(name), "{page}: there is no test {name}");
+                named += 1;
+            }
+        }
+    }
+    assert!(named > 150, "{named} tests are named");
 }
 
 /// `docs/kubernetes/reference.md`.
