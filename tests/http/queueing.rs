@@ -65,7 +65,7 @@ async fn end(server: &TestServer, id: &str) {
     assert_eq!(server.call("DELETE", &format!("/reservations/{id}"), Value::Null).await.0, 200);
 }
 
-/// B071: clients that are gone hold back nobody and book nothing.
+/// Clients that are gone hold back nobody and book nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_that_leave_the_queue_hold_back_nobody() {
     let server = queueing().await;

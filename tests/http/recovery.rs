@@ -1,4 +1,4 @@
-//! Start-up recovery from peers without snapshots that are good, bad or absent (spec index 7; B099, B100). Those with
+//! Start-up recovery from peers without snapshots that are good, bad or absent (spec index 7). Those with
 //! snapshots are in `tests/warm_start`.
 
 use std::time::{Duration, Instant};
@@ -82,6 +82,39 @@ async fn a_good_dump_is_served_again() {
     assert_eq!(served, dump());
     let second = recover(&[server.url("")]).await;
     assert_eq!(second.get("/dump").await.1, dump());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ids_of_64_bits_come_back_from_a_dump_exactly() {
+    let mut dump = dump();
+    let event = dump["m:default"]["events"][0].clone();
+    let of = |id: u64, rank: u32| {
+        let mut event = event.clone();
+        (event["worker_id"], event["event"]["dp_rank"]) = (json!(id), json!(rank));
+        event
+    };
+    let ids = [(9_007_199_254_740_993, 0), (9_007_199_254_740_995, 0), (u64::MAX, u32::MAX - 1)];
+    dump["m:default"]["events"] = ids.map(|(id, rank)| of(id, rank)).into();
+    let mut server = recover(&[peer(http(&dump.to_string())).await]).await;
+    // And from one selector to the next.
+    for _ in 0..2 {
+        let (_, served) = server.get("/dump").await;
+        let events = served["m:default"]["events"].as_array().unwrap();
+        let mut found: Vec<_> = events
+            .iter()
+            .map(|e| (e["worker_id"].as_u64().unwrap(), e["event"]["dp_rank"].as_u64().unwrap()))
+            .collect();
+        found.sort_unstable();
+        assert_eq!(found, ids.map(|(id, rank)| (id, u64::from(rank))), "{served}");
+        server = recover(&[server.url("")]).await;
+    }
+    let worker = json!({"worker_id": ids[1].0, "model_name": "m", "endpoint": "http://w", "block_size": 4,
+                        "kv_events_endpoint": "tcp://127.0.0.1:1"});
+    assert_eq!(server.call("POST", "/workers", worker).await.0, 201);
+    let query = json!({"model_name": "m", "token_ids": [1, 2, 3, 4]});
+    let (_, scores) = server.call("POST", "/overlap_scores", query).await;
+    let row = scores["workers"].as_array().unwrap().iter().find(|row| row["worker_id"] == ids[1].0);
+    assert_eq!(row.unwrap_or_else(|| panic!("{scores}"))["device_blocks"], 1, "{scores}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -169,7 +202,7 @@ async fn until_recovery_is_over_only_catalog_and_probes_work() {
     assert_eq!(server.get("/nope").await.0, 404);
 }
 
-/// B100: selectors that start together ask each other, and nobody waits for anybody.
+/// Selectors that start together ask each other, and nobody waits for anybody.
 #[tokio::test(flavor = "multi_thread")]
 async fn selectors_that_list_each_other_all_start() {
     let mut listeners = Vec::new();

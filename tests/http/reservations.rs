@@ -5,6 +5,7 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
+use pointsman::http::HttpConfig;
 use serde_json::{Value, json};
 
 use super::server::TestServer;
@@ -29,7 +30,7 @@ async fn add_worker_of(server: &TestServer, id: u64, model: &str) {
     assert_eq!(server.call("POST", "/workers", worker).await.0, 201);
 }
 
-/// B060: whatever fails after the booking takes it back.
+/// Whatever fails after the booking takes it back.
 #[tokio::test(flavor = "multi_thread")]
 async fn bookings_beside_a_worker_that_comes_and_goes_leave_no_load() {
     let server = Arc::new(TestServer::start().await);
@@ -74,7 +75,7 @@ async fn bookings_beside_a_worker_that_comes_and_goes_leave_no_load() {
     assert_eq!(booked(&server).await, 0);
 }
 
-/// B061: a booking is found in whichever partition it is.
+/// A booking is found in whichever partition it is.
 #[tokio::test(flavor = "multi_thread")]
 async fn lifecycle_calls_find_every_partition() {
     let server = TestServer::start().await;
@@ -96,7 +97,7 @@ async fn lifecycle_calls_find_every_partition() {
     }
 }
 
-/// B065, B068: of many bookings of one id exactly one exists.
+/// Of many bookings of one id exactly one exists.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_id_is_booked_once_however_many_try() {
     let server = Arc::new(TestServer::start().await);
@@ -138,25 +139,33 @@ async fn one_id_is_booked_once_however_many_try() {
     }
 }
 
-/// B062: a replay that fails never removes a selection that was answered after it began.
+/// A replay that fails never removes a selection that was answered after it began.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_newer_selection_outlives_the_replay_of_an_older_one() {
-    let server = Arc::new(TestServer::start().await);
+    let mut config = super::server::service_config();
+    config.selection.session_affinity_ttl = Some(std::time::Duration::from_secs(3600));
+    let server = Arc::new(TestServer::with(config, HttpConfig::default()).await);
     server.add_worker(1).await;
+    server.add_worker(2).await;
     let replay = json!({"model_name": "m", "selection_id": "x"});
-    for _ in 0..50 {
-        assert_eq!(server.call("POST", "/select", prompt("m", "x")).await.0, 200);
-        // The id is taken, so the replay fails and leaves its entry.
-        let explicit =
-            json!({"model_name": "m", "selection_id": "y", "worker_id": 1, "sequence_hashes": [1], "isl_tokens": 4});
-        server.call("POST", "/reservations", explicit).await;
+    let mut refused = 0;
+    for round in 0..200 {
+        let of_session = |id: &str, worker: u64| {
+            let mut request = prompt("m", id);
+            (request["session_id"], request["allowed_worker_ids"]) = (json!(format!("s{round}")), json!([worker]));
+            request
+        };
+        assert_eq!(server.call("POST", "/select", of_session("x", 2)).await.0, 200);
+        // The session is bound elsewhere, so that the replay must fail.
+        assert_eq!(server.call("POST", "/select_and_reserve", of_session("y", 1)).await.0, 200);
         let racing = tokio::spawn({
             let (server, replay) = (server.clone(), replay.clone());
             async move { server.call("POST", "/reservations", replay).await.0 }
         });
-        assert_eq!(server.call("POST", "/select", prompt("m", "x")).await.0, 200);
+        assert_eq!(server.call("POST", "/select", of_session("x", 1)).await.0, 200);
         let first = racing.await.unwrap();
-        assert!(first == 201 || first == 409, "{first}");
+        assert!(first == 201 || first == 400, "{first}");
+        refused += u32::from(first == 400);
         free(&server, "x").await;
         // The answered selection is newer than what the first replay read, or was replayed by it.
         let second = server.call("POST", "/reservations", replay.clone()).await.0;
@@ -164,10 +173,11 @@ async fn a_newer_selection_outlives_the_replay_of_an_older_one() {
         free(&server, "x").await;
         free(&server, "y").await;
     }
+    assert!(refused > 0, "no replay came before the newer selection");
     assert_eq!(booked(&server).await, 0);
 }
 
-/// B066: an explicit booking throws the cached selection of its id away, even one that fails.
+/// An explicit booking throws the cached selection of its id away, even one that fails.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_explicit_booking_discards_the_cached_selection() {
     let server = TestServer::start().await;
@@ -183,7 +193,7 @@ async fn an_explicit_booking_discards_the_cached_selection() {
     assert_eq!(booked(&server).await, 0);
 }
 
-/// B079: the load comes back exactly.
+/// The load comes back exactly.
 #[tokio::test(flavor = "multi_thread")]
 async fn output_blocks_come_and_go_and_bad_fractions_change_nothing() {
     let server = TestServer::start().await;

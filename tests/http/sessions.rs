@@ -45,7 +45,7 @@ async fn load_all_but(server: &TestServer, free: u64) {
     }
 }
 
-/// B083: one call or two, a booking binds its session; a selection alone does not.
+/// One call or two, a booking binds its session; a selection alone does not.
 #[tokio::test(flavor = "multi_thread")]
 async fn both_ways_of_booking_bind() {
     let server = with_sessions(LONG).await;
@@ -61,7 +61,7 @@ async fn both_ways_of_booking_bind() {
     }
 }
 
-/// B085, deviation 9: a request that must go elsewhere goes there, and the session stays where it was.
+/// A request that must go elsewhere goes there, and the session stays where it was.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_override_serves_one_request_and_moves_nothing() {
     let server = with_sessions(LONG).await;
@@ -82,7 +82,7 @@ async fn an_override_serves_one_request_and_moves_nothing() {
     assert_eq!(worker_of(&server, "/select", turn(json!("s"), [5, 6, 7, 8])).await.0, bound);
 }
 
-/// B087: requests that open a session together end on one worker, and those whose clients left book nothing.
+/// Requests that open a session together end on one worker, and those whose clients left book nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn first_requests_of_a_session_agree() {
     let server = Arc::new(with_sessions(LONG).await);
@@ -116,7 +116,7 @@ async fn first_requests_of_a_session_agree() {
     }
 }
 
-/// B089: ids have a limit, and the limit is told only where the id would be used.
+/// Ids have a limit, and the limit is told only where the id would be used.
 #[tokio::test(flavor = "multi_thread")]
 async fn session_ids_have_256_bytes_and_are_ignored_without_sessions() {
     let server = with_sessions(LONG).await;
@@ -132,7 +132,7 @@ async fn session_ids_have_256_bytes_and_are_ignored_without_sessions() {
     assert_eq!(without.call("POST", "/select", turn(json!("x".repeat(257)), [1, 2, 3, 4])).await.0, 200);
 }
 
-/// B090: the object wins over the flat id, and must have an id.
+/// The object wins over the flat id, and must have an id.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_session_object_wins() {
     let server = with_sessions(LONG).await;

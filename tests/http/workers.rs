@@ -7,7 +7,7 @@ use tokio::io::AsyncWriteExt;
 
 use super::server::{TestServer, eventually};
 
-/// B057: no id goes through a double.
+/// No id goes through a double.
 #[tokio::test(flavor = "multi_thread")]
 async fn ids_of_64_bits_stay_exact() {
     let server = TestServer::start().await;
@@ -28,7 +28,7 @@ async fn ids_of_64_bits_stay_exact() {
     }
 }
 
-/// B051: an update that was begun is finished, whatever its client does.
+/// An update that was begun is finished, whatever its client does.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_leaves_in_the_middle_of_an_update_leaves_no_half_worker() {
     let server = TestServer::start().await;
@@ -56,7 +56,7 @@ async fn a_client_that_leaves_in_the_middle_of_an_update_leaves_no_half_worker()
     assert_eq!(server.call("POST", "/select", request).await.0, 200);
 }
 
-/// B056: everything that is missing is named at once.
+/// Everything that is missing is named at once.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_bare_record_lists_all_it_lacks() {
     let server = TestServer::start().await;

@@ -36,7 +36,7 @@ fn trusts(selector: &Selector) -> Vec<Value> {
     selector.get("/listeners").as_array().unwrap().iter().map(|row| row["trust"].clone()).collect()
 }
 
-/// B098: no gap, no double count, with and without replay sockets, while engines store and evict all the time.
+/// No gap, no double count, with and without replay sockets, while engines store and evict all the time.
 async fn joins_beside_traffic(replay: bool) {
     let directory = tempfile::tempdir().unwrap();
     let engines = [engine(replay).await, engine(replay).await];

@@ -1,5 +1,5 @@
 //! A selector that starts beside running traffic: real processes, real engines' sockets, and peers that are good, slow,
-//! dying or hostile (B098, B099).
+//! dying or hostile.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

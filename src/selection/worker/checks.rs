@@ -260,7 +260,7 @@ mod tests {
             request.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
             request
         };
-        // B055: the ranks that miss an endpoint are named, not the stray one.
+        // The ranks that miss an endpoint are named, not the stray one.
         assert_eq!(
             reasons(
                 worker(json!({"data_parallel_start_rank": 2, "data_parallel_size": 2,

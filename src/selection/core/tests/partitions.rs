@@ -51,7 +51,6 @@ fn records_are_sorted_and_filtered() {
     assert!(ids(Some(""), None).is_empty());
 }
 
-// B013.
 #[test]
 fn a_second_block_size_is_refused_until_the_partition_is_empty() {
     let f = Fixture::new();
@@ -173,7 +172,6 @@ fn bookings_stay_on_ranks_that_stay() {
     assert_eq!(f.core.free_reservation("r0").unwrap_err().reason(), "not_found");
 }
 
-// B058.
 #[test]
 fn moving_a_worker_leaves_nothing_behind() {
     let f = Fixture::new();
@@ -200,7 +198,6 @@ fn moving_a_worker_leaves_nothing_behind() {
     assert_eq!(models, ["n", "n"]);
 }
 
-// B057.
 #[test]
 fn ids_keep_all_their_bits() {
     let f = Fixture::new();
@@ -218,7 +215,7 @@ fn ids_keep_all_their_bits() {
     assert_eq!(f.cached("m", (u64::MAX, 0), &[-1]), Some(1));
 }
 
-// B050: no answer names a rank that the last answered update took away.
+// No answer names a rank that the last answered update took away.
 #[test]
 fn no_selection_lands_on_a_removed_rank() {
     use std::sync::atomic::AtomicBool;

@@ -7,7 +7,7 @@ use crate::selection::{
     trust::Trust,
 };
 
-// B039: DELETE clears, an unchanged upsert keeps, a changed endpoint resets that rank only.
+// DELETE clears, an unchanged upsert keeps, a changed endpoint resets that rank only.
 #[test]
 fn ranks_with_unchanged_endpoints_keep_listener_and_blocks() {
     let f = Fixture::new();
@@ -88,7 +88,6 @@ impl EventSources for OrderedSources {
     }
 }
 
-// B050.
 #[test]
 fn selection_loses_a_rank_before_its_listener_goes() {
     let sources = Arc::new(OrderedSources(RecordedSources::default()));
@@ -106,7 +105,6 @@ fn selection_loses_a_rank_before_its_listener_goes() {
     assert_eq!(detached, 2 + 2 + 4 + 4);
 }
 
-// B028.
 #[test]
 fn ranks_named_by_events_alone_are_indexed_and_go_with_the_worker() {
     let f = Fixture::new();

@@ -131,7 +131,6 @@ fn one_freed_rank_wakes_one_of_many() {
 
 #[test]
 fn whoever_leaves_gives_its_place_or_its_turn_back() {
-    // Field report B071.
     let bed = with_workers(queueing(|_| {}), 1);
     bed.reserve(booking("a", prompt(1, 1))).unwrap();
     let mut all: Vec<Running> =
@@ -281,7 +280,6 @@ fn a_bound_session_goes_while_another_worker_is_free() {
 
 #[test]
 fn a_waiting_initialiser_that_leaves_hands_its_session_over() {
-    // Field report B087.
     let bed = with_workers(queueing(|config| config.session_affinity_ttl = Some(Duration::from_secs(60))), 1);
     bed.reserve(booking("busy", prompt(1000, 1))).unwrap();
     let first = Running::booking(&bed, in_session("s", booking("1", prompt(1, 1)))).waits();

@@ -171,7 +171,7 @@ fn request_overrides_of_scores_act() {
 
 #[test]
 fn greedy_choices_follow_the_load() {
-    // B075: a miss never goes to a busy rank because its cache is small.
+    // A miss never goes to a busy rank because its cache is small.
     let mut fleet = Fleet::new(DEFAULTS, 16, 4);
     for prompt in 0..50 {
         fleet.book(1, &[prompt * 4, prompt * 4 + 1], 0);
