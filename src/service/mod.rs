@@ -221,6 +221,11 @@ impl SelectionService {
         self.shared.readiness.begin_shutdown();
     }
 
+    /// Whether the service was told to go down.
+    pub fn is_shutting_down(&self) -> bool {
+        self.shared.readiness.is_shutting_down()
+    }
+
     /// Answers requests that wait in a queue, and those that would, with 503: there is no time left to wait.
     pub fn close_queues(&self) {
         self.shared.core.close_queues();

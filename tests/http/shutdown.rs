@@ -53,12 +53,19 @@ async fn before_the_delay_is_over_readyz_fails_and_requests_are_served() {
     let server = TestServer::with(service_config(), config).await;
     server.add_worker(1).await;
     assert_eq!(server.get("/readyz").await.0, 200);
+    let ask = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n";
+    let mut kept = server.connect().await;
+    kept.write_all(ask).await.unwrap();
+    assert!(!read_until(&mut kept, "ok").await.contains("connection: close"));
     server.shutdown.cancel();
     eventually("not ready", || async { server.get("/readyz").await.0 == 503 }).await;
     let (_, readyz) = server.get("/readyz").await;
     assert_eq!(readyz["shutting_down"], json!(true));
     assert_eq!(server.get("/ready").await.0, 503);
     assert_eq!(server.get("/livez").await.0, 200);
+    // Who asks on a connection from before is answered and sent away.
+    kept.write_all(ask).await.unwrap();
+    assert!(read_all(kept).await.contains("connection: close"));
     let request = json!({"model_name": "m", "token_ids": [1, 2, 3, 4], "selection_id": "a"});
     assert_eq!(server.call("POST", "/select_and_reserve", request).await.0, 200);
     assert_eq!(server.call("DELETE", "/reservations/a", json!(null)).await.0, 200);

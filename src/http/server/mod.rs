@@ -18,6 +18,7 @@ use axum::{
     Router,
     body::Body,
     extract::Request,
+    http::{HeaderValue, header},
     response::{IntoResponse, Response},
 };
 use futures_util::FutureExt;
@@ -112,7 +113,7 @@ impl Api {
         let started = Instant::now();
         let operation = Operation::of(request.method(), request.uri().path());
         self.metrics.in_flight.inc();
-        let response = if operation.open_during_recovery() || self.app.service().is_recovered() {
+        let mut response = if operation.open_during_recovery() || self.app.service().is_recovered() {
             let mut router = self.router.clone();
             let answer = AssertUnwindSafe(async move { router.call(request.map(Body::new)).await });
             match answer.catch_unwind().await {
@@ -124,6 +125,10 @@ impl Api {
             ApiError::Recovering.into_response()
         };
         self.metrics.in_flight.dec();
+        if self.app.service().is_shutting_down() {
+            // A client that goes on asking is led elsewhere before what it has open is closed under a request.
+            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
         let reason = response.extensions().get::<Reason>().map(|reason| reason.0);
         self.metrics.answered(operation, response.status(), reason, started.elapsed());
         response
