@@ -12,6 +12,8 @@
 
 mod claim;
 mod recent;
+#[cfg(test)]
+mod tests;
 
 use std::{
     hash::{BuildHasher, Hasher, RandomState},

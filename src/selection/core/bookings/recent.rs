@@ -4,6 +4,9 @@
 //! Invariants: bounded by time, count and length of ids, the oldest go first; a call is remembered only for an id that
 //! was not live here lately, so that an id that was freed may be booked again.
 
+#[cfg(test)]
+mod tests;
+
 use std::{
     collections::{HashMap, VecDeque},
     sync::Arc,
