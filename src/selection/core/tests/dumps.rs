@@ -282,3 +282,26 @@ fn a_writer_that_fails_ends_the_dump() {
         assert!(f.core.write_dump(&mut Full(room)).is_err());
     }
 }
+
+#[test]
+fn a_dump_leaves_alone_what_a_better_source_has_filled() {
+    let from = Fixture::new();
+    from.upsert(worker(1, 1));
+    from.upsert(worker(2, 1));
+    store(&from.sources.sink(1, 0), 0, &[1, 2, 3]);
+    store(&from.sources.sink(2, 0), 0, &[1, 2]);
+    let to = Fixture::new();
+    to.upsert(worker(1, 1));
+    store(&to.sources.sink(1, 0), 0, &[1]);
+    let [filled, more] =
+        [1, 2].map(|id| (crate::selection::identity::PartitionKey::new("m", "default"), WorkerWithDpRank::new(id, 0)));
+    let mut held = [filled.clone()].into();
+    let mut import = DumpImport::default();
+    import.push(from.dump().to_string().as_bytes()).unwrap();
+    import.finish_beside(&to.core, &mut held).unwrap();
+    assert_eq!((to.cached("m", (1, 0), &[1, 2, 3]), to.cached("m", (2, 0), &[1, 2, 3])), (Some(1), Some(2)));
+    assert_eq!(held, [filled, more].into());
+    // Nobody registered worker 2.
+    to.core.forget_strangers(&held);
+    assert_eq!((to.cached("m", (1, 0), &[1]), to.cached("m", (2, 0), &[1])), (Some(1), None));
+}

@@ -206,7 +206,9 @@ fn adopting_takes_over_the_records_without_touching_their_listeners() {
     f.core.apply_catalog("file.old", snapshot(7, 1, "o", &[worker(1, 1), worker(2, 1)]), None).unwrap();
     store(&f.sources.sink(1, 0), 0, &[1]);
     f.sources.take();
+    f.core.set_source_error("file.old", Some("it is gone".to_owned()));
     let report = f.core.apply_catalog("file.new", snapshot(1, 1, "n", &[worker(1, 1)]), Some("file.old")).unwrap();
+    assert!(report.changes.adopted);
     assert_eq!(lines(&report), [(1, Some(Lifecycle::Schedulable), String::new())]);
     assert_eq!(f.sources.take(), [Call::Detach(2, 0)]);
     assert_eq!(f.cached("m", (1, 0), &[1]), Some(1));
@@ -274,6 +276,7 @@ fn one_bad_record_does_not_stop_the_others() {
             (2, Some(Lifecycle::Schedulable), String::new()),
         ]
     );
+    assert_eq!(ids(&f), [2]);
 }
 
 #[test]
@@ -325,6 +328,10 @@ fn a_worker_that_stops_draining_keeps_its_blocks() {
     assert_eq!((f.cached("m", (1, 0), &[1]), f.sources.take()), (Some(1), vec![]));
     assert_eq!(f.core.schedulable_workers(), 2);
     assert_eq!(f.loads("m"), [(1, 0, 1), (2, 0, 1)]);
+    ["a", "b"].iter().for_each(|id| f.core.free_reservation(id).unwrap());
+    f.clock.advance(Duration::from_secs(1));
+    f.core.tick();
+    assert_eq!(ids(&f), [1, 2], "idle, and drained no more");
 }
 
 #[test]
@@ -417,4 +424,62 @@ fn those_that_a_partition_kept_out_are_found_wherever_it_was_left_by_the_last() 
     assert_eq!(owner(&f, "b").unwrap().schedulable, 1);
     f.core.apply_catalog("a", snapshot(1, 3, "none", &[]), None).unwrap();
     assert_eq!(owner(&f, "b").unwrap().schedulable, 3);
+}
+
+#[test]
+fn a_report_counts_what_is_new_or_another_and_what_is_gone() {
+    let f = Fixture::new();
+    f.core.apply_catalog(OWNER, snapshot(1, 1, "d", &[worker(1, 1), worker(2, 1), worker(5, 1)]), None).unwrap();
+    let mut next = snapshot(1, 2, "d2", &[worker(1, 1), worker(3, 1), worker(5, 2)]);
+    next.workers[0].state = WorkerState::Draining;
+    let changes = f.core.apply_catalog(OWNER, next, None).unwrap().changes;
+    assert_eq!((changes.upserted, changes.deleted, changes.adopted), (3, 1, false));
+    let delta = CatalogDelta {
+        version: SnapshotVersion { epoch: 1, generation: 3 },
+        base_digest: "d2".to_owned(),
+        digest: "d3".to_owned(),
+        upsert: snapshot(1, 3, "", &[worker(3, 1), worker(4, 1), worker(6, 1)]).workers,
+        delete: vec![5, 99],
+    };
+    let changes = f.core.apply_catalog_delta(OWNER, delta.clone()).unwrap().changes;
+    assert_eq!((changes.upserted, changes.deleted), (2, 1));
+    assert_eq!(owner(&f, OWNER).unwrap().digest, "d3");
+    let endless = CatalogDelta { base_digest: "d3".to_owned(), digest: "x".repeat(1 << 20), ..delta };
+    assert_eq!(f.core.apply_catalog_delta(OWNER, endless).unwrap_err().reason(), "invalid");
+}
+
+#[test]
+fn a_worker_that_one_which_drains_keeps_out_comes_in_when_it_has_retired() {
+    let f = Fixture::new();
+    f.core.apply_catalog(OWNER, draining(1, 1, "d", &[worker(1, 1)]), None).unwrap();
+    f.core.apply_catalog(OWNER, snapshot(1, 2, "e", &[worker(1, 1)]), None).unwrap();
+    f.upsert(with(worker(2, 1), json!({"block_size": 8})));
+    assert_eq!(f.core.worker(2).unwrap().lifecycle, Lifecycle::Incomplete);
+    f.core.apply_catalog(OWNER, draining(1, 3, "f", &[worker(1, 1)]), None).unwrap();
+    f.clock.advance(Duration::from_secs(1));
+    f.core.tick();
+    assert_eq!(ids(&f), [2]);
+    assert_eq!(f.core.worker(2).unwrap().lifecycle, Lifecycle::Schedulable);
+}
+
+#[test]
+fn a_partition_of_draining_workers_takes_no_request() {
+    let f = Fixture::new();
+    f.upsert(with(worker(9, 1), json!({"model_name": "other"})));
+    f.core.apply_catalog(OWNER, snapshot(1, 1, "d", &[worker(1, 1)]), None).unwrap();
+    f.reserve("m", "a", &[1]).unwrap();
+    f.core.apply_catalog(OWNER, draining(1, 2, "e", &[worker(1, 1)]), None).unwrap();
+    let refused = f.reserve("m", "b", &[1]).unwrap_err();
+    assert_eq!(refused.to_string(), "no schedulable workers for model=m routing_group=default");
+    assert_eq!(f.core.schedulable_workers(), 1);
+}
+
+#[test]
+fn an_owner_takes_away_its_own_records_only() {
+    let f = Fixture::new();
+    f.core.apply_catalog("file.a", snapshot(1, 1, "a", &[worker(1, 1)]), None).unwrap();
+    f.core.apply_catalog("file.b", snapshot(1, 1, "b", &[worker(1, 1), worker(2, 1)]), None).unwrap();
+    f.core.apply_catalog("file.b", snapshot(1, 2, "b2", &[]), None).unwrap();
+    assert_eq!(ids(&f), [1]);
+    assert_eq!(&*f.core.worker(1).unwrap().owner, "file.a");
 }
