@@ -252,3 +252,40 @@ fn a_replay_moves_a_soft_binding() {
     bed.book(replay("p")).expect("booked");
     assert_eq!(goes_to(&bed, "s"), 2);
 }
+
+#[test]
+fn a_replayed_booking_keeps_its_session_as_long_as_it_lives() {
+    let bed = Bed::with_workers(sessions(60), 2);
+    let selected = bed.select(in_session("s", booking("x", prompt(1, 1)))).expect("selected");
+    assert_eq!(selected.selection_id.as_deref(), Some("x"));
+    bed.book(replay("x")).expect("booked");
+    let partition = bed.core.partition("m", "default").expect("exists");
+    let is_bound = || partition.sessions.target("s", bed.core.now()).expect("a short id").is_some();
+    bed.clock.advance(Duration::from_secs(100));
+    assert!(is_bound());
+    bed.core.free_reservation("x").expect("live");
+    bed.clock.advance(Duration::from_secs(60));
+    assert!(!is_bound());
+}
+
+#[test]
+fn a_binding_to_a_worker_that_drains_starts_over() {
+    use crate::selection::{
+        catalog::{CatalogSnapshot, DesiredWorker, SnapshotVersion},
+        worker::WorkerState,
+    };
+    let bed = Bed::with_workers(sessions(60), 2);
+    bind(&bed, "s", "a");
+    let wanted = |(id, state)| {
+        let request = (*bed.core.worker(id).expect("registered").request).clone();
+        DesiredWorker { state, request }
+    };
+    let snapshot = CatalogSnapshot {
+        version: SnapshotVersion { epoch: 1, generation: 1 },
+        digest: "d".to_owned(),
+        workers: [(1, WorkerState::Active), (2, WorkerState::Draining)].map(wanted).into(),
+    };
+    bed.core.apply_catalog("file.test", snapshot, Some("api")).expect("applied");
+    assert_eq!(goes_to(&bed, "s"), 1);
+    bed.core.free_reservation("a").expect("it stays until it ends");
+}

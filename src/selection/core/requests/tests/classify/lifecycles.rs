@@ -171,3 +171,16 @@ fn a_classifier_goes_with_its_partition_once_all_was_heard() {
     assert_eq!(this.drivers.run(), 0);
     assert!(this.probe.notes().last().expect("heard").ends_with("worker left"));
 }
+
+#[test]
+fn the_backlog_is_that_of_all_partitions() {
+    let this = Classified::new(LifecycleOwner::Host, Probe::with(|request| Box::pin(async { Ok(request) })));
+    this.bed.worker(3, |worker| worker.routing_group = "g".to_owned());
+    let _first = this.begin("a");
+    let begun = this.bed.core.begin_request_lifecycle("m", "g", "b").expect("accepted").expect("classified");
+    assert_eq!(this.bed.core.classifier_backlog().0, 2);
+    drop(begun);
+    assert!(this.bed.core.classifier_backlog().1 > 0, "its end waits to be heard of");
+    this.drivers.run();
+    assert_eq!(this.bed.core.classifier_backlog(), (1, 0));
+}
