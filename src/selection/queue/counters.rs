@@ -172,4 +172,18 @@ mod tests {
         assert_eq!(read.iter().map(|(_, counts)| counts.cancelled).sum::<u64>(), 501);
         assert_eq!(read.iter().find(|(name, _)| **name == *OTHERS).map(|(_, counts)| counts.cancelled), Some(400));
     }
+
+    #[test]
+    fn counts_of_two_classes_add_up() {
+        let mut counters = Counters::default();
+        let class = counters.of(&"a".into());
+        class.went(Duration::from_secs(2));
+        class.rejected(LimitKind::ALL[1]);
+        [Departure::Cancelled, Departure::Expired].into_iter().for_each(|why| class.left(why));
+        let (_, one) = counters.read().remove(0);
+        let mut sum = one.clone();
+        sum.add(&one);
+        assert_eq!((sum.waits.iter().sum::<u64>(), sum.rejected[1]), (2, 2));
+        assert_eq!((sum.waited_seconds, sum.expired, sum.cancelled), (4.0, 2, 2));
+    }
 }

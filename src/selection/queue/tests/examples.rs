@@ -335,3 +335,62 @@ fn beyond_the_lanes_constraints_wait_behind_one_another() {
     }
     assert_eq!((gone, bed.queue.totals()), (workers, (0, 0)), "all of them went in the end");
 }
+
+#[test]
+fn a_queue_that_failed_tells_those_who_wait_and_goes_on() {
+    let mut bed = Bed::new(synthetic(0.0));
+    bed.worker(1, |_| {});
+    let busy = bed.book(1, 0, 8);
+    assert_eq!(bed.arrive_with("a", "", 8, 0, |steering| steering.deadline_ms = Some(1_000)), Ok(false));
+    bed.queue.reset(&mut bed.load);
+    assert_eq!((bed.queue.totals(), bed.queue.take_told().len()), ((0, 0), 1));
+    assert!(matches!(bed.state("a"), State::Failed(SelectionError::Internal(_))));
+    bed.tick(2_000);
+    assert_eq!(bed.arrive("b", "", 8), Ok(false), "it judges as before");
+    bed.complete(busy);
+    assert_eq!(bed.granted().as_deref(), Some("b"));
+    bed.settle(1, 8);
+    assert_eq!(bed.arrive("c", "", 8), Ok(false));
+}
+
+#[test]
+fn a_grant_goes_with_the_queue_that_gave_it() {
+    let mut bed = Bed::new(synthetic(0.0));
+    bed.worker(1, |_| {});
+    let busy = bed.book(1, 0, 8);
+    assert_eq!(bed.arrive("a", "", 8), Ok(false));
+    bed.complete(busy);
+    assert_eq!(bed.granted().as_deref(), Some("a"));
+    bed.queue.reset(&mut bed.load);
+    assert_eq!(bed.arrive("b", "", 8), Ok(true), "nobody is before it");
+}
+
+#[test]
+fn each_class_counts_who_went_was_refused_and_left() {
+    let limits = QueueLimits { requests: 2, tokens: 1000 };
+    let mut bed = Bed::with_limits(profile(vec![class("a"), class("b")]), limits);
+    bed.worker(1, |_| {});
+    assert_eq!(bed.arrive("free", "a", 1), Ok(true));
+    assert_eq!(bed.arrive("no threshold", "std", 1), Ok(true));
+    bed.book(1, 0, 1);
+    for (id, class) in [("1", "a"), ("2", "b")] {
+        let hurried = |steering: &mut Steering| steering.deadline_ms = Some(1_000);
+        assert_eq!(bed.arrive_with(id, class, 1, 0, hurried), Ok(false));
+    }
+    rejection(bed.arrive("3", "b", 1));
+    bed.cancel("1");
+    bed.tick(1_000);
+    bed.tick(1_000);
+    let counts = bed.queue.counters.read().into_iter();
+    let counts: Vec<_> = counts
+        .map(|(name, of)| {
+            let [went, rejected] = [of.waits.iter().sum(), of.rejected.iter().sum::<u64>()];
+            (name.to_string(), went, rejected, of.cancelled, of.expired)
+        })
+        .collect();
+    let expected = [("a", 1, 0, 1, 0), ("b", 0, 1, 0, 1), ("std", 1, 0, 0, 0)];
+    assert_eq!(
+        counts,
+        expected.map(|(name, went, rejected, left, late)| (name.to_owned(), went, rejected, left, late))
+    );
+}
