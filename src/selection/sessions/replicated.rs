@@ -3,6 +3,9 @@
 //! The higher version wins. A sequence stamped far ahead of this machine's clock is clamped, so that one wrong clock
 //! does not win for ever.
 
+#[cfg(test)]
+mod tests;
+
 use std::{sync::Arc, time::Duration};
 
 use super::{Binding, Entry, MAX_SESSION_ID_BYTES, SessionTable, SessionVersion, Shared};

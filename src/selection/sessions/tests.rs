@@ -236,6 +236,21 @@ fn versions_grow_from_the_wall_clock() {
     assert_eq!(b, SessionVersion { sequence: 1_001, writer_id: 0 });
 }
 
+#[test]
+fn digests_tell_ids_workers_and_ranks_apart() {
+    let clock = ManualClock::default();
+    let digest = |id: &str, worker_id: u64, dp_rank: u32| {
+        let table = table();
+        let Hold::First(first) = hold(&table, id, &clock) else { panic!("nobody else asks") };
+        drop(first.commit(WorkerWithDpRank::new(worker_id, dp_rank), &clock));
+        let [(_, digest)] = table.digests()[..] else { panic!("one writer") };
+        digest
+    };
+    let digests = [digest("a", 1, 0), digest("b", 1, 0), digest("a", 2, 0), digest("a", 1, 1)];
+    assert!((0..4).all(|at| !digests[..at].contains(&digests[at])), "{digests:?}");
+    assert_eq!(digest("a", 1, 0), digests[0]);
+}
+
 /// Random interleavings on threads: one binding a session, every lease given back.
 #[test]
 fn concurrent_first_requests_agree_on_one_rank() {
