@@ -286,3 +286,28 @@ fn read_error(status: StatusCode, answer: &[u8]) -> (String, Option<SnapshotVers
     }
     (text.chars().take(MAX_ERROR_TEXT).collect(), current)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(status: u16) -> ClientError {
+        ClientError::Status { call: "PUT".to_owned(), status, text: String::new(), current: None }
+    }
+
+    #[test]
+    fn reasons_tell_whose_fault_it_was() {
+        assert_eq!([499, 500].map(|code| status(code).reason()), ["client_error", "server_error"]);
+    }
+
+    #[test]
+    fn the_text_of_an_error_is_what_the_answer_says() {
+        let read = |answer: &str| read_error(StatusCode::NOT_FOUND, answer.as_bytes());
+        assert_eq!(read(r#"{"error": "no such worker"}"#), ("no such worker".to_owned(), None));
+        assert_eq!(read("404 page not found").0, "404 page not found");
+        assert_eq!(read(" \n").0, "Not Found", "an empty answer");
+        assert_eq!(read(&"x".repeat(100_000)).0, "x".repeat(MAX_ERROR_TEXT));
+        let stale = read(r#"{"error": "stale", "current": {"epoch": 3, "generation": 9}}"#);
+        assert_eq!(stale.1, Some(SnapshotVersion { epoch: 3, generation: 9 }));
+    }
+}

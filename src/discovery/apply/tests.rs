@@ -43,7 +43,7 @@ impl Target for Fake {
     async fn apply(&mut self, snapshot: &Snapshot) -> Result<PassReport, PassError> {
         self.write(format!("pass {}", snapshot.version.generation));
         tokio::time::sleep(self.slow).await;
-        self.passes.lock().pop_front().unwrap_or(Ok(())).map(|()| PassReport::default())
+        self.passes.lock().pop_front().unwrap_or(Ok(())).map(|()| PassReport { upserted: 3, ..PassReport::default() })
     }
 
     async fn check(&mut self, _: &Snapshot) -> Result<Check, PassError> {
@@ -218,4 +218,28 @@ async fn slow_targets_are_not_looked_at_all_the_time() {
     tokio::time::sleep(Duration::from_secs(210)).await;
     let looks = *slow.0.lock();
     assert!((9..=11).contains(&looks), "{looks}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_status_is_that_of_the_last_pass_and_the_last_look() {
+    let absent = || PassError::Call(ClientError::unavailable("PUT"));
+    let fake = Fake::default();
+    fake.passes.lock().push_back(Err(server_error()));
+    fake.checks.lock().extend([Ok(Check::Same), Err(absent()), Ok(Check::Same)]);
+    let running = start(fake, snapshot(1));
+    let at = |status: &TargetStatus| status.last_success.map(|at| (at - running.fake.start.unwrap()).as_secs());
+    running.after(0).await;
+    let failed = running.status.borrow().clone();
+    assert_eq!((failed.error.clone(), failed.away.clone(), at(&failed)), (Some(server_error()), None, None));
+    running.after(5).await;
+    let applied = running.status.borrow().clone();
+    assert_eq!((applied.report.upserted, applied.error.clone(), at(&applied)), (3, None, Some(5)));
+    running.after(6).await;
+    assert_eq!(at(&running.status.borrow()), Some(6), "it was seen to have it");
+    running.after(7).await;
+    let away = running.status.borrow().clone();
+    assert_eq!((away.away.clone(), away.error.clone(), at(&away)), (Some(absent()), None, Some(6)));
+    running.after(8).await;
+    let back = running.status.borrow().clone();
+    assert_eq!((back.away.clone(), at(&back)), (None, Some(8)));
 }
