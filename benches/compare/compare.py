@@ -32,17 +32,18 @@ def free_port():
 
 
 class Server:
-    def __init__(self, options, name, events, folder):
+    def __init__(self, options, name, events, folder, hashes=0):
         self.name, self.port = name, free_port()
-        command = ([options.pointsman, "selector"] if name == "ours"
-                   else [options.reference, "-m", "dynamo.select_service"])
+        command = {"ours": [options.pointsman, "selector", "--port", str(self.port)],
+                   "reference": [options.reference, "-m", "dynamo.select_service", "--port", str(self.port)],
+                   "floor": [options.floor, str(self.port), str(hashes)],
+                   "floor that parses": [options.floor, str(self.port), str(hashes), "parse"]}[name]
         env = {k: v for k, v in os.environ.items() if not k.startswith(("DYN_", "POINTSMAN_"))}
         env |= {"DYN_ROUTER_USE_KV_EVENTS": str(events).lower()}
         if options.quiet_logs:
             env |= {"DYN_LOG": "warn"}
         self.log = open(folder / f"{name}.log", "ab")
-        self.process = subprocess.Popen(command + ["--port", str(self.port)], env=env, stdout=self.log,
-                                        stderr=self.log)
+        self.process = subprocess.Popen(command, env=env, stdout=self.log, stderr=self.log)
         while True:
             try:
                 if self.http("GET", "/health")[0] == 200:
@@ -110,6 +111,19 @@ def http(options, folder, rows, events):
                      *pair(lambda r: reserve(r)["p99"])))
         pair = measure("--cycle", "select")
         rows.append((f"server CPU a select, {title}, {mode}", "us", *pair(lambda r: r["server_cpu_us_per_cycle"])))
+
+
+def floor(options, folder, rows):
+    """The cost of a cycle beside servers that answer constants: what HTTP and an ordinary parser take of it."""
+    for title, hashes, prompt in (("128 hashes", 128, ["--prompt", "hashes", "--blocks", "128"]),
+                                  ("8,000 tokens", 500, ["--prompt", "tokens", "--blocks", "500"])):
+        seen = {"floor": [], "floor that parses": [], "ours": []}
+        for _ in range(options.rounds):
+            for name in seen:
+                with Server(options, name, False, folder, hashes) as server:
+                    answer = load(options, server, *prompt, "--cycle", "reserve")
+                    seen[name].append(answer["server_cpu_us_per_cycle"])
+        rows.append((title, *(statistics.median(values) for values in seen.values())))
 
 
 def batches(worker, blocks, size, per_batch):
@@ -183,22 +197,33 @@ def main():
     parser.add_argument("--quick", action="store_true", help="one short round of everything")
     parser.add_argument("--quiet-logs", action="store_true",
                         help="start both with DYN_LOG=warn: the reference writes a line a selection by default")
-    parser.add_argument("--only", choices=["http", "events"])
+    parser.add_argument("--floor", help="the program of benches/floor, to show the least that HTTP costs")
+    parser.add_argument("--only", choices=["http", "events", "floor"])
     options = parser.parse_args()
     if options.quick:
         options.rounds, options.seconds = 1, 2
-    rows = []
+    rows, floors = [], []
     with tempfile.TemporaryDirectory(prefix="pointsman-compare-") as folder:
-        if options.only != "events":
+        if options.floor and options.only in (None, "floor"):
+            floor(options, pathlib.Path(folder), floors)
+        if options.only in (None, "http"):
             http(options, pathlib.Path(folder), rows, events=False)
             http(options, pathlib.Path(folder), rows, events=True)
-        if options.only != "http":
+        if options.only in (None, "events"):
             scale = 4 if options.quick else 1
             events(options, pathlib.Path(folder), rows, 64, 1_048_576 // scale)
             events(options, pathlib.Path(folder), rows, 1, 65_536 // scale)
     cpu = next((l.split(":")[1].strip() for l in open("/proc/cpuinfo") if l.startswith("model name")), "?")
     print(f"\n{cpu}, {os.cpu_count()} cores, Linux {platform.release()}, load {os.getloadavg()[0]:.1f}; "
           f"median of {options.rounds} rounds of {options.seconds} s, ours and the reference in turn\n")
+    if floors:
+        print("Server CPU a cycle beside servers that answer constants, events off, us\n\n"
+              "| prompt | reads the body | parses it too | ours | ours / parsing |\n|---|---|---|---|---|")
+        for title, bare, parsing, ours in floors:
+            print(f"| {title} | {bare:.1f} | {parsing:.1f} | {ours:.1f} | {ours / parsing:.2f} |")
+        print()
+    if not rows:
+        return
     print("| what | unit | ours | reference | ratio |\n|---|---|---|---|---|")
     for what, unit, ours, reference in rows:
         digits = 2 if max(ours, reference) < 100 else 0
