@@ -8,6 +8,8 @@ use axum::{
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use crate::selection::request::SelectResponse;
+
 /// The media type of answers.
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
@@ -23,9 +25,24 @@ impl StatusBody {
     pub const OK: Self = Self { status: "ok" };
 }
 
+/// Most bytes of a hash and its comma.
+const HASH_BYTES: usize = 21;
+/// Bytes of a usual answer.
+const USUAL_BYTES: usize = 512;
+
 /// An answer in JSON.
 pub(super) fn json<T: Serialize>(status: StatusCode, value: &T) -> Response {
-    let mut body = Vec::with_capacity(512);
+    json_of_about(USUAL_BYTES, status, value)
+}
+
+/// A selection in JSON.
+pub(super) fn selection(answer: &SelectResponse) -> Response {
+    let hashes = answer.sequence_hashes.as_ref().map_or(0, Vec::len);
+    json_of_about(USUAL_BYTES + hashes * HASH_BYTES, StatusCode::OK, answer)
+}
+
+fn json_of_about<T: Serialize>(bytes_expected: usize, status: StatusCode, value: &T) -> Response {
+    let mut body = Vec::with_capacity(bytes_expected);
     match serde_json::to_writer(&mut body, value) {
         Ok(()) => bytes(status, Bytes::from(body)),
         Err(error) => {

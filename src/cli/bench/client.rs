@@ -6,6 +6,7 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::{Method, Request, client::conn::http1::SendRequest, header};
 use hyper_util::rt::TokioIo;
+use memchr::memmem;
 use tokio::{net::TcpStream, time::timeout};
 
 /// Longest time for a request; one that takes longer counts as an error.
@@ -36,14 +37,10 @@ impl Answer {
     /// The number of a field of the answer's outermost object, found without parsing the rest.
     pub fn number(&self, field: &str) -> Option<u64> {
         let key = format!("\"{field}\":");
-        let at = find(&self.body, key.as_bytes())? + key.len();
+        let at = memmem::find(&self.body, key.as_bytes())? + key.len();
         let digits = self.body[at..].iter().take_while(|b| b.is_ascii_digit()).count();
         std::str::from_utf8(&self.body[at..at + digits]).ok()?.parse().ok()
     }
-}
-
-fn find(text: &[u8], part: &[u8]) -> Option<usize> {
-    text.windows(part.len()).position(|window| window == part)
 }
 
 /// Why a request has no answer.

@@ -4,7 +4,11 @@
 //! (a float, an exponent, a leading zero, a value out of range, a syntax error) is `None`, and the library decides.
 //!
 //! Blocks of 64 bytes are classified eight bytes at a time into a mask of digits; numbers are cut out by it and
-//! converted eight digits at a time.
+//! converted eight digits at a time. Where the processor has them, vector instructions do the first for all, and for
+//! token ids both.
+
+#[cfg(target_arch = "x86_64")]
+mod wide;
 
 /// An integer type of a request.
 pub(crate) trait Integer: Copy {
@@ -15,6 +19,9 @@ pub(crate) trait Integer: Copy {
 
     /// The value, when in range.
     fn from_parts(negative: bool, magnitude: u64) -> Option<Self>;
+
+    /// As `parse_blocks`, by vector instructions, as far as these go; reads nothing where there are none.
+    fn parse_wide(text: &[u8], at: usize, values: &mut Vec<Self>) -> Option<usize>;
 }
 
 impl Integer for u32 {
@@ -24,6 +31,10 @@ impl Integer for u32 {
     #[inline(always)]
     fn from_parts(_negative: bool, magnitude: u64) -> Option<Self> {
         u32::try_from(magnitude).ok()
+    }
+
+    fn parse_wide(text: &[u8], at: usize, values: &mut Vec<Self>) -> Option<usize> {
+        Some(wide::parse_tokens(text, at, values))
     }
 }
 
@@ -41,6 +52,47 @@ impl Integer for i64 {
             i64::try_from(magnitude).ok()
         }
     }
+
+    fn parse_wide(text: &[u8], at: usize, values: &mut Vec<Self>) -> Option<usize> {
+        wide::parse_hashes(text, at, values)
+    }
+}
+
+/// Without vector instructions that are known here.
+#[cfg(not(target_arch = "x86_64"))]
+mod wide {
+    pub(super) fn parse_tokens(_text: &[u8], at: usize, _values: &mut Vec<u32>) -> usize {
+        at
+    }
+
+    pub(super) fn parse_hashes(_text: &[u8], at: usize, _values: &mut Vec<i64>) -> Option<usize> {
+        Some(at)
+    }
+}
+
+/// Tells the bytes of a block apart; each answer has a bit a byte.
+trait Classes: Copy {
+    /// The digits.
+    fn digits(self, block: &[u8; BLOCK]) -> u64;
+
+    /// The bytes that are `byte`.
+    fn equal(self, block: &[u8; BLOCK], byte: u8) -> u64;
+}
+
+/// Eight bytes at a time, on any machine.
+#[derive(Clone, Copy)]
+struct Words;
+
+impl Classes for Words {
+    #[inline(always)]
+    fn digits(self, block: &[u8; BLOCK]) -> u64 {
+        mask_of(block, digits_of)
+    }
+
+    #[inline(always)]
+    fn equal(self, block: &[u8; BLOCK], byte: u8) -> u64 {
+        mask_of(block, |word| equal_to(word, byte))
+    }
 }
 
 const BLOCK: usize = 64;
@@ -51,6 +103,15 @@ const LOOK_BACK: usize = 24;
 
 /// Reads the array whose `[` is at `open`; returns the values and the position after its `]`.
 pub(crate) fn parse<T: Integer>(text: &[u8], open: usize) -> Option<(Vec<T>, usize)> {
+    parse_by(text, open, T::parse_wide)
+}
+
+/// As [`parse`]; `wide` reads what it can before the portable way.
+fn parse_by<T: Integer>(
+    text: &[u8],
+    open: usize,
+    wide: impl Fn(&[u8], usize, &mut Vec<T>) -> Option<usize>,
+) -> Option<(Vec<T>, usize)> {
     let mut at = skip_space(text, open + 1);
     if *text.get(at)? == b']' {
         return Some((Vec::new(), at + 1));
@@ -60,7 +121,8 @@ pub(crate) fn parse<T: Integer>(text: &[u8], open: usize) -> Option<(Vec<T>, usi
     let mut retry = LOOK_BACK;
     loop {
         if at >= retry {
-            at = parse_blocks(text, at, &mut values)?;
+            at = wide(text, at, &mut values)?;
+            at = parse_blocks(Words, text, at, &mut values)?;
             retry = at + BLOCK;
         }
         let (value, end) = parse_one(text, at)?;
@@ -99,13 +161,13 @@ fn parse_one<T: Integer>(text: &[u8], at: usize) -> Option<(T, usize)> {
 
 /// Reads numbers that are followed by a comma within usual blocks, from `at` where a number is due; returns where the
 /// next one is due. `at` is preceded by [`LOOK_BACK`] bytes.
-#[inline]
-fn parse_blocks<T: Integer>(text: &[u8], mut at: usize, values: &mut Vec<T>) -> Option<usize> {
+#[inline(always)]
+fn parse_blocks<T: Integer>(classes: impl Classes, text: &[u8], mut at: usize, values: &mut Vec<T>) -> Option<usize> {
     while let Some(block) = text.get(at..).and_then(|rest| rest.first_chunk::<BLOCK>()) {
-        let digits = mask_of(block, digits_of);
+        let digits = classes.digits(block);
         let mut starts = digits & !(digits << 1);
         let mut ends = !digits & (digits << 1);
-        if ends == 0 || !usual_between::<T>(block, digits, starts, ends) {
+        if ends == 0 || !usual_between::<T>(classes, block, digits, starts, ends) {
             break;
         }
         let mut next = 0;
@@ -135,15 +197,15 @@ fn parse_blocks<T: Integer>(text: &[u8], mut at: usize, values: &mut Vec<T>) -> 
 /// Whether what stands between numbers, up to the last end, is white space and minus signs right before digits alone.
 /// The bytes at the ends are the caller's to check.
 #[inline(always)]
-fn usual_between<T: Integer>(block: &[u8; BLOCK], digits: u64, starts: u64, ends: u64) -> bool {
+fn usual_between<T: Integer>(classes: impl Classes, block: &[u8; BLOCK], digits: u64, starts: u64, ends: u64) -> bool {
     let last_end = BLOCK as u32 - 1 - ends.leading_zeros();
     let between = !digits & !ends & ((1 << last_end) - 1);
     if between == 0 {
         return true;
     }
-    let minus = if T::SIGNED { mask_of(block, |word| equal_to(word, b'-')) } else { 0 };
+    let minus = if T::SIGNED { classes.equal(block, b'-') } else { 0 };
     let rest = between & !minus;
-    let space = |byte| mask_of(block, |word| equal_to(word, byte));
+    let space = |byte| classes.equal(block, byte);
     between & minus & !(starts >> 1) == 0
         && (rest == 0
             || rest & !space(b' ') == 0

@@ -2,7 +2,7 @@
 
 use axum::{
     extract::{Request, State},
-    http::{HeaderMap, StatusCode},
+    http::HeaderMap,
     response::Response,
 };
 use serde::Deserialize;
@@ -68,7 +68,7 @@ pub(in crate::http) async fn select(
     request.explain = explain;
     steer_by_headers(&mut request.steering, &head.headers)?;
     let answer = app.service().select(request).await?;
-    Ok(reply::json(StatusCode::OK, &answer))
+    Ok(reply::selection(&answer))
 }
 
 /// Chooses a worker rank for a prompt and books it. The booking lives until `DELETE /reservations/{selection_id}`, its
@@ -101,7 +101,7 @@ pub(in crate::http) async fn select_and_reserve(
     let mut request = decoded.into_core(false);
     steer_by_headers(&mut request.steering, &head.headers)?;
     let answer = app.service().select_and_reserve(request).await?;
-    Ok(reply::json(StatusCode::OK, &answer))
+    Ok(reply::selection(&answer))
 }
 
 fn steer_by_headers(steering: &mut request::Steering, headers: &HeaderMap) -> Result<(), ApiError> {

@@ -13,14 +13,21 @@ fn check<T>(text: &[u8])
 where
     T: Integer + serde::de::DeserializeOwned + PartialEq + std::fmt::Debug,
 {
-    let ours = parse::<T>(text, 0);
+    let ours = read_both_ways::<T>(text);
     if let Some(ours) = ours {
         assert_eq!(Some(ours), library::<T>(text), "{}", String::from_utf8_lossy(text));
     }
 }
 
-fn read<T: Integer>(text: &str) -> Option<Vec<T>> {
-    parse(text.as_bytes(), 0).map(|(values, end)| {
+/// The array at the start of `text`, with and without vector instructions.
+fn read_both_ways<T: Integer + PartialEq + std::fmt::Debug>(text: &[u8]) -> Option<(Vec<T>, usize)> {
+    let ours = parse::<T>(text, 0);
+    assert_eq!(ours, parse_by::<T>(text, 0, |_, at, _| Some(at)), "{}", String::from_utf8_lossy(text));
+    ours
+}
+
+fn read<T: Integer + PartialEq + std::fmt::Debug>(text: &str) -> Option<Vec<T>> {
+    read_both_ways(text.as_bytes()).map(|(values, end)| {
         assert_eq!(end, text.len());
         values
     })
@@ -79,11 +86,11 @@ fn unusual_elements_are_left_to_the_library_wherever_they_stand() {
             let before = "12345,".repeat(count);
             let after = ",54321".repeat(count);
             let array = format!("[{before}{text}{after}]");
-            assert_eq!(parse::<u32>(array.as_bytes(), 0), None, "{array}");
+            assert_eq!(read_both_ways::<u32>(array.as_bytes()), None, "{array}");
         }
         for text in ["9223372036854775808", "-9223372036854775809", "-0", "1.5", "-", "-00", "-01", "--1"] {
             let array = format!("[{}{text}{}]", "-123456789012345678,".repeat(count), ",7".repeat(count));
-            assert_eq!(parse::<i64>(array.as_bytes(), 0), None, "{array}");
+            assert_eq!(read_both_ways::<i64>(array.as_bytes()), None, "{array}");
         }
     }
 }
@@ -92,7 +99,7 @@ fn unusual_elements_are_left_to_the_library_wherever_they_stand() {
 fn a_cut_array_is_nothing() {
     let text = format!("[{}7]", "123456, ".repeat(30));
     for end in 0..text.len() {
-        assert_eq!(parse::<u32>(&text.as_bytes()[..end], 0), None, "cut at {end}");
+        assert_eq!(read_both_ways::<u32>(&text.as_bytes()[..end]), None, "cut at {end}");
     }
 }
 
@@ -129,4 +136,34 @@ fn mutated_arrays_never_disagree_with_the_library() {
         check::<u32>(&text);
         check::<i64>(&text);
     }
+}
+
+#[test]
+fn every_byte_in_place_of_every_other_is_judged_as_by_the_library() {
+    let mut rng = fastrand::Rng::with_seed(11);
+    let tokens: Vec<_> = (0..28).map(|_| (rng.u32(..100_000_000) >> rng.u32(0..27)).to_string()).collect();
+    for separator in [",", ", "] {
+        let text = format!("[{}]", tokens.join(separator)).into_bytes();
+        for at in 1..text.len() {
+            for byte in 0..=u8::MAX {
+                let mut changed = text.clone();
+                changed[at] = byte;
+                check::<u32>(&changed);
+            }
+        }
+    }
+}
+
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn vector_instructions_read_usual_arrays_up_to_their_last_block() {
+    if fearless_simd::Level::new().as_avx2().is_none() {
+        println!("this processor has none that are used");
+        return;
+    }
+    let text = format!("[{}7]", "123456, ".repeat(100));
+    let (mut tokens, mut hashes) = (Vec::new(), Vec::new());
+    assert!(text.len() - wide::parse_tokens(text.as_bytes(), 25, &mut tokens) < 2 * BLOCK);
+    assert!(text.len() - wide::parse_hashes(text.as_bytes(), 25, &mut hashes).expect("usual") < 2 * BLOCK);
+    assert!(tokens.len() > 80 && hashes.len() > 80);
 }
