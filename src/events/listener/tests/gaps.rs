@@ -204,6 +204,9 @@ async fn after_a_broken_answer_the_next_gap_is_filled() {
     assert_eq!(starts.last(), Some(&5), "{starts:?}");
     let status = rig.status();
     assert_eq!((status.gaps, status.failed_replays, status.replayed_batches), (2, 0, 5), "{status:?}");
+    // What the broken batch would have brought is missing, and nothing else went.
+    assert_eq!((status.unfilled_gaps, status.trust, rig.depth(100, 9)), (0, Trust::Partial, 2), "{status:?}");
+    assert_eq!(status.dropped.values().sum::<u64>(), 1, "{status:?}");
     assert_eq!(starts.len(), 3, "one request a gap: {starts:?}");
 }
 
