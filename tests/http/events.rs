@@ -1,5 +1,7 @@
 //! What engines send, through real sockets and the whole selector, as `/overlap_scores` and `/select` show it.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Value, json};
 
 use super::{
@@ -16,6 +18,15 @@ async fn selects(server: &TestServer, times: usize) {
         let (status, answer) = server.call("POST", "/select", request.clone()).await;
         assert_eq!(status, 200, "{answer}");
     }
+}
+
+/// Workers and ranks that hold something, by `GET /dump`.
+async fn dumped(server: &TestServer) -> Vec<(u64, u32)> {
+    let (_, dump) = server.get("/dump").await;
+    let events = dump["m:default"]["events"].as_array().unwrap_or_else(|| panic!("{dump}"));
+    let number = |value: &Value| value.as_u64().unwrap();
+    let rank = |event: &Value| (number(&event["worker_id"]), number(&event["event"]["dp_rank"]) as u32);
+    events.iter().map(rank).collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -65,22 +76,22 @@ async fn messages_under_any_topic_are_received() {
 async fn events_that_cannot_be_meant_cost_themselves_and_no_selection() {
     const E: [u32; 4] = [900, 901, 902, 903];
     let (server, mut engine) = followed().await;
-    // A block that is its own parent, a circle, one hash twice, tokens for other hashes, a missing field; and what is
-    // credited of each: the event beside it, or the part of it that can be meant.
-    for (odd, credited) in [
-        ("self-parent", vec![C]),
-        ("cycle", vec![A, B]),
-        ("dup-in-event", vec![C]),
-        ("tokens-too-many", vec![D]),
-        ("tokens-too-few", vec![D]),
-        ("bad-then-good", vec![C]),
+    // A block that is its own parent, a circle, one hash twice, tokens for other hashes, a missing field; what is
+    // credited of each, the event beside it or the part of it that can be meant; and how much of what it names first.
+    for (odd, credited, of_itself) in [
+        ("self-parent", vec![C], 0),
+        ("cycle", vec![A, B], 2),
+        ("dup-in-event", vec![C], 0),
+        ("tokens-too-many", vec![D], 0),
+        ("tokens-too-few", vec![D], 1),
+        ("bad-then-good", vec![C], 0),
     ] {
         engine.events(json!([["AllBlocksCleared"], store(&[1009], None, &[E], "GPU")]));
         engine.fixture(odd);
         caught_up(&server, 1, 0, &engine).await;
         assert_eq!(held(&server, 1, 0, &credited).await, (credited.len() as u64, 0), "{odd}");
         assert_eq!(held(&server, 1, 0, &[E]).await, (1, 0), "{odd}: what was there before");
-        assert_ne!(held(&server, 1, 0, &[A, B, C]).await, (3, 0), "{odd}");
+        assert_eq!(held(&server, 1, 0, &[A, B, C]).await, (of_itself, 0), "{odd}");
         selects(&server, 100).await;
     }
     let listener = listener(&server, 1, 0).await;
@@ -250,11 +261,15 @@ async fn only_a_prefix_counts_however_much_lies_behind_a_hole() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rank_that_a_batch_names_is_credited_and_one_of_nobody_goes_with_the_worker() {
     let server = selector().await;
-    let mut engines = [Engine::bind(), Engine::bind()];
+    let mut engines = [Engine::bind(), Engine::bind(), Engine::bind()];
     register(&server, worker(1, 0, &[&engines[0].endpoint, &engines[1].endpoint])).await;
+    // Another one, so that the partition outlives it.
+    register(&server, worker(2, 0, &[&engines[2].endpoint])).await;
     for engine in &engines {
         engine.subscribed().await;
     }
+    engines[2].events(json!([store(&[1001], None, &[A], "GPU")]));
+    caught_up(&server, 2, 0, &engines[2]).await;
     for (odd, credited) in [("rank-unregistered", 0), ("rank-negative", 0), ("rank-1-on-rank-0-port", 1)] {
         engines[0].fixture(odd);
         caught_up(&server, 1, 0, &engines[0]).await;
@@ -265,6 +280,10 @@ async fn a_rank_that_a_batch_names_is_credited_and_one_of_nobody_goes_with_the_w
         let (_, chosen) = server.call("POST", "/select", json!({"model_name": "m", "token_ids": A})).await;
         assert!(chosen["dp_rank"].as_u64().is_some_and(|rank| rank < 2), "{chosen}");
     }
+    // -1 is the last number there is.
+    assert_eq!(dumped(&server).await, [(1, 1), (1, 7), (1, u32::MAX), (2, 0)]);
     assert_eq!(server.call("DELETE", "/workers/1", Value::Null).await.0, 200);
+    assert_eq!(dumped(&server).await, [(2, 0)]);
+    assert_eq!(server.call("DELETE", "/workers/2", Value::Null).await.0, 200);
     assert_eq!(server.get("/dump").await, (200, json!({})));
 }
