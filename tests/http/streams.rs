@@ -172,14 +172,38 @@ async fn updates_whose_clients_leave_lose_no_stream() {
     };
     let gone = "DELETE /workers/1 HTTP/1.1\r\nhost: x\r\n\r\n".to_owned();
     let posts = engines.each_ref().map(|engine| request(&worker(1, 0, &[&engine.endpoint])));
-    for round in 0..100_u64 {
+    // A timer's least step is longer than a request takes.
+    let leave = async |request: &String, after: u32| {
+        let mut socket = server.connect().await;
+        socket.write_all(request.as_bytes()).await.unwrap();
+        for _ in 0..after {
+            tokio::task::yield_now().await;
+        }
+    };
+    let all_ended = async || {
+        // Connections are accepted in their order.
+        server.exchange(b"GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await;
+        let ended = || async { metric(&server, "pointsman_http_connections").await <= 1.0 };
+        eventually("every request to end", ended).await;
+    };
+    // Where nobody removes it the worker stays, and whichever update came last, its stream is the one of its record.
+    for round in 0..50 {
+        for request in [&posts[1], &posts[0]] {
+            leave(request, round * 20).await;
+        }
+        all_ended().await;
+        eventually("the stream of the record to be followed", || async {
+            let wanted = server.get("/workers").await.1[0]["kv_events_endpoints"]["0"].clone();
+            wanted.is_string() && server.get("/listeners").await.1[0]["endpoint"] == wanted
+        })
+        .await;
+    }
+    for round in 0..100 {
         for request in [&posts[1], &posts[0], &gone] {
-            let mut socket = server.connect().await;
-            socket.write_all(request.as_bytes()).await.unwrap();
-            tokio::time::sleep(Duration::from_micros(round * 50)).await;
+            leave(request, round * 10).await;
         }
     }
-    eventually("every request to end", || async { metric(&server, "pointsman_http_connections").await <= 1.0 }).await;
+    all_ended().await;
     register(&server, worker(1, 0, &[&engines[0].endpoint])).await;
     assert_eq!(listener(&server, 1, 0).await["endpoint"], json!(engines[0].endpoint));
     // Its subscription may still be on the way, behind those of before.
