@@ -234,6 +234,33 @@ mod tests {
     }
 
     #[test]
+    fn a_raised_rank_leaves_the_class_of_many_and_takes_nobody_along() {
+        const RAISED: [u64; 4] = [3, 70, 130, 199];
+        let confirmed = PrefixIndex::new();
+        let overlay = ApproximateIndex::new(Duration::from_secs(10), Moment::default());
+        for worker in 0..200 {
+            let rank = WorkerWithDpRank::new(worker, 0);
+            assert!(confirmed.bind_slot(rank, worker as u32) && overlay.index().bind_slot(rank, worker as u32));
+            store(&confirmed, worker, Tier::Device, 0, 2);
+        }
+        let (locals, seqs) = prompt(8);
+        for worker in RAISED {
+            overlay.record(WorkerWithDpRank::new(worker, 0), &locals[..4], &seqs[..4], Moment::default());
+        }
+        let (mut matches, mut predicted) = (Matches::default(), Matches::default());
+        confirmed.lookup(&locals, &seqs, &mut matches);
+        overlay.index().lookup(&locals, &seqs, &mut predicted);
+        assert!(matches!(&matches.classes[..], [MatchClass { lanes: LaneSet::Bits(_), .. }]));
+        merge(&confirmed, &mut matches, overlay.index(), &predicted);
+        for worker in 0..200 {
+            let lane = confirmed.lane_of_slot(worker as u32).expect("bound").0;
+            let classes = matches.classes.iter().filter(|class| contains(&class.lanes, lane));
+            let found: Vec<u32> = classes.map(|class| class.blocks.device).collect();
+            assert_eq!(found, [if RAISED.contains(&worker) { 4 } else { 2 }], "worker {worker}");
+        }
+    }
+
+    #[test]
     fn buffers_come_back_to_the_stock() {
         let mut first = Scratch::take();
         first.matches.classes.reserve(1234);
