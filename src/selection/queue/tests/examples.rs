@@ -2,10 +2,6 @@
 
 use super::*;
 
-fn only(worker_id: u64) -> impl FnOnce(&mut Steering) {
-    move |steering| steering.allowed_worker_ids = Some([worker_id].into())
-}
-
 fn pinned(worker_id: u64) -> impl FnOnce(&mut Steering) {
     move |steering| steering.pinned_worker = Some(WorkerWithDpRank::new(worker_id, 0))
 }
@@ -15,10 +11,6 @@ fn tainted(taint: &str) -> impl FnOnce(&mut Steering) {
         steering.routing_constraints =
             RoutingConstraints { required_taints: [taint.to_owned()].into(), ..RoutingConstraints::default() };
     }
-}
-
-fn synthetic(threshold: f64) -> Arc<PolicyProfile> {
-    Arc::new(PolicyProfile::synthetic(Some(threshold), QueuePolicy::Fcfs))
 }
 
 fn rejection(outcome: Result<bool, SelectionError>) -> (&'static str, u64, u64) {
@@ -344,6 +336,8 @@ fn a_queue_that_failed_tells_those_who_wait_and_goes_on() {
     assert_eq!(bed.arrive_with("a", "", 8, 0, |steering| steering.deadline_ms = Some(1_000)), Ok(false));
     bed.queue.reset(&mut bed.load);
     assert_eq!((bed.queue.totals(), bed.queue.take_told().len()), ((0, 0), 1));
+    let class = &bed.queue.classes[0];
+    assert_eq!((class.lanes.len(), class.waiting.requests), (0, 0));
     assert!(matches!(bed.state("a"), State::Failed(SelectionError::Internal(_))));
     bed.tick(2_000);
     assert_eq!(bed.arrive("b", "", 8), Ok(false), "it judges as before");
@@ -351,6 +345,19 @@ fn a_queue_that_failed_tells_those_who_wait_and_goes_on() {
     assert_eq!(bed.granted().as_deref(), Some("b"));
     bed.settle(1, 8);
     assert_eq!(bed.arrive("c", "", 8), Ok(false));
+}
+
+#[test]
+fn a_deadline_goes_with_the_queue_it_was_set_in() {
+    let mut bed = Bed::new(synthetic(0.0));
+    bed.worker(1, |_| {});
+    bed.book(1, 0, 8);
+    assert_eq!(bed.arrive_with("a", "", 8, 0, |steering| steering.deadline_ms = Some(1_000)), Ok(false));
+    bed.queue.reset(&mut bed.load);
+    // It gets the place of the one before, which was to end in a second.
+    assert_eq!(bed.arrive("b", "", 8), Ok(false));
+    bed.tick(2_000);
+    assert_eq!(bed.state("b"), State::Waits);
 }
 
 #[test]

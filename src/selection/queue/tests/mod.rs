@@ -1,9 +1,11 @@
 //! The queue beside a load tracker, without a partition around them.
 
 mod examples;
+mod lanes;
 mod random;
+mod time;
 
-use std::{collections::BTreeMap, sync::Arc, task::Waker};
+use std::{collections::BTreeMap, sync::Arc, task::Waker, time::Duration};
 
 use super::{
     profile::{CacheBucket, FamilyBucket, PolicyClass, PolicyProfile},
@@ -46,6 +48,19 @@ fn profile(classes: Vec<PolicyClass>) -> Arc<PolicyProfile> {
         buckets: vec![CacheBucket { min_tokens: 0, name: cell.bucket }],
         classes: all,
     })
+}
+
+/// The one class of a partition without a policy document.
+fn synthetic(threshold: f64) -> Arc<PolicyProfile> {
+    Arc::new(PolicyProfile::synthetic(Some(threshold), QueuePolicy::Fcfs))
+}
+
+fn only(worker_id: u64) -> impl FnOnce(&mut Steering) {
+    among([worker_id])
+}
+
+fn among<const N: usize>(worker_ids: [u64; N]) -> impl FnOnce(&mut Steering) {
+    move |steering| steering.allowed_worker_ids = Some(worker_ids.into())
 }
 
 /// What became of a request.
@@ -103,6 +118,11 @@ impl Bed {
 
     /// Books tokens on a rank, as a request that does not pass the queue.
     fn book(&mut self, worker_id: u64, dp_rank: u32, tokens: u64) -> BookingId {
+        self.book_for(worker_id, dp_rank, tokens, None)
+    }
+
+    /// The same, with the time that its prefill is thought to take.
+    fn book_for(&mut self, worker_id: u64, dp_rank: u32, tokens: u64, duration: Option<Duration>) -> BookingId {
         self.last_booking += 1;
         let (id, slot) =
             (BookingId(self.last_booking), self.load.slot(WorkerWithDpRank::new(worker_id, dp_rank)).unwrap());
@@ -111,7 +131,7 @@ impl Bed {
             slot,
             sequence: Arc::from([]),
             prefill_tokens: tokens,
-            prefill_duration: None,
+            prefill_duration: duration,
             expected_output_tokens: None,
         };
         assert!(self.load.book(booking, self.now).0);
