@@ -352,6 +352,7 @@ impl AdmissionQueue {
     /// The request that goes next; it still waits. `None` while there is a grant.
     fn next(&mut self, load: &mut LoadTracker) -> Option<EntryId> {
         if self.entries.len() == 0 || self.grant.is_some() {
+            self.unfinished = false;
             return None;
         }
         let touched = load.take_touched();

@@ -32,3 +32,21 @@ fn everything_is_looked_at_again_once_a_minute() {
         assert_eq!(set_aside_after(&mut bed, 1), 0);
     }
 }
+
+#[test]
+fn nothing_is_left_to_look_at_when_nobody_waits() {
+    let mut bed = Bed::new(synthetic(0.0));
+    bed.worker(1, |_| {});
+    bed.book(1, 0, 1);
+    // More lanes than are looked at in one turn.
+    for id in 0..500 {
+        assert_eq!(bed.arrive_with(&id.to_string(), "", 1, 0, among([1, 1000 + id])), Ok(false));
+    }
+    bed.queue.tick(&mut bed.load, bed.now);
+    bed.queue.advance(&mut bed.load);
+    assert!(bed.queue.is_unfinished());
+    // Whoever held the lock goes on until the queue is through, and everybody may leave in between.
+    bed.queue.fail_all(&SelectionError::DeadlineExceeded);
+    bed.queue.advance(&mut bed.load);
+    assert!(!bed.queue.is_unfinished());
+}
