@@ -1,5 +1,7 @@
 //! Remote targets against servers that speak the two faces of a selector over real sockets.
 
+mod workers_routes;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
@@ -33,14 +35,33 @@ struct Memory {
     workers: BTreeMap<u64, Value>,
     /// Ids whose calls fail with 500.
     broken: BTreeSet<u64>,
+    /// Ids whose records are refused.
+    refused: BTreeSet<u64>,
+    /// Ids whose calls end without an answer.
+    cut: BTreeSet<u64>,
+    /// Ids that are gone when their removal arrives.
+    fleeting: BTreeSet<u64>,
+    /// Ids whose records are shown with another endpoint.
+    reworded: BTreeSet<u64>,
     /// Ids that stay incomplete.
     incomplete: BTreeSet<u64>,
-    /// Ids with a booking.
-    busy: BTreeSet<u64>,
+    /// Prefill tokens, blocks and requests by id.
+    busy: BTreeMap<u64, [u64; 3]>,
     token: Option<String>,
 }
 
 type Shared = Arc<Mutex<Memory>>;
+
+impl Memory {
+    /// How a call about a single worker goes wrong, if it does.
+    fn failure(&self, id: u64) -> Option<Response> {
+        if self.cut.contains(&id) {
+            // Takes the connection along, and says nothing.
+            std::panic::resume_unwind(Box::new("cut"));
+        }
+        self.broken.contains(&id).then(|| fail(500, "broken"))
+    }
+}
 
 fn fail(status: u16, text: &str) -> Response {
     (StatusCode::from_u16(status).unwrap(), Json(json!({"error": text}))).into_response()
@@ -141,8 +162,14 @@ fn reference(memory: &Shared) -> Router {
     async fn post(State(memory): State<Shared>, Json(mut record): Json<Value>) -> Response {
         let mut memory = memory.lock();
         let id = record["worker_id"].as_u64().unwrap();
-        if memory.broken.contains(&id) {
-            return fail(500, "broken");
+        if let Some(failure) = memory.failure(id) {
+            return failure;
+        }
+        if memory.refused.contains(&id) {
+            return fail(422, "no such model");
+        }
+        if memory.reworded.contains(&id) {
+            record["endpoint"] = json!(format!("{}/", record["endpoint"].as_str().unwrap()));
         }
         let incomplete = memory.incomplete.contains(&id);
         record["lifecycle"] = json!(if incomplete { "incomplete" } else { "schedulable" });
@@ -155,7 +182,11 @@ fn reference(memory: &Shared) -> Router {
         (StatusCode::CREATED, Json(record)).into_response()
     }
     async fn remove(State(memory): State<Shared>, Path(id): Path<u64>) -> Response {
-        match memory.lock().workers.remove(&id) {
+        let mut memory = memory.lock();
+        if let Some(failure) = memory.failure(id) {
+            return failure;
+        }
+        match memory.workers.remove(&id).filter(|_| !memory.fleeting.contains(&id)) {
             Some(record) => Json(record).into_response(),
             None => fail(404, "worker not found"),
         }
@@ -163,8 +194,8 @@ fn reference(memory: &Shared) -> Router {
     async fn loads(State(memory): State<Shared>) -> Json<Value> {
         let memory = memory.lock();
         let rows: Vec<_> = memory.workers.keys().map(|id| {
-            let n = u64::from(memory.busy.contains(id));
-            json!({"worker_id": id, "dp_rank": 0, "potential_prefill_tokens": n * 9, "potential_decode_blocks": n, "active_requests": n})
+            let [tokens, blocks, requests] = memory.busy.get(id).copied().unwrap_or_default();
+            json!({"worker_id": id, "dp_rank": 0, "potential_prefill_tokens": tokens, "potential_decode_blocks": blocks, "active_requests": requests})
         }).collect();
         Json(
             json!([{"model_name": "m", "routing_group": "g", "loads": rows, "pending_count": 0, "pending_isl_tokens": 0}]),
@@ -346,7 +377,7 @@ async fn a_draining_worker_leaves_the_reference_when_its_last_booking_ends() {
     let (address, _server) = serve(reference(&memory), &memory).await;
     let mut target = target(address, |_| {});
     target.apply(&snapshot(1, [1, 2])).await.unwrap();
-    memory.lock().busy.insert(2);
+    memory.lock().busy.insert(2, [9, 1, 1]);
     let mut draining = worker(2, "http://w");
     draining.state = WorkerState::Draining;
     let mut never_there = worker(3, "http://w");
