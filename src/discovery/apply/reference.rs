@@ -24,7 +24,7 @@ use crate::{
 const PARALLEL: usize = 16;
 /// A pass ends after this many calls in a row found nobody: the rest would only wait for their timeouts.
 const MAX_ABSENT: usize = PARALLEL;
-/// A record that stays incomplete is sent again so often.
+/// A record that stays incomplete, or was refused, is sent again so often.
 const INCOMPLETE_RETRY: Duration = Duration::from_secs(60);
 
 /// The `/workers` routes of one selector.
@@ -37,6 +37,8 @@ pub struct WorkersRoutes {
     tracked: Option<BTreeSet<u64>>,
     /// Records the selector called incomplete, and when they were sent.
     incomplete: HashMap<u64, Instant>,
+    /// Records the selector refused, and when they were sent.
+    refused: HashMap<u64, Instant>,
     /// Records the selector shows otherwise than they were sent: what was sent, and what it showed.
     reworded: HashMap<u64, (WorkerRequest, WorkerRequest)>,
 }
@@ -105,15 +107,17 @@ impl Outcome {
 impl WorkersRoutes {
     pub(super) fn new(client: RemoteClient, owner: &str, state_dir: Option<PathBuf>, prune: bool) -> Self {
         let state = state_dir.map(|directory| StateFile::new(&directory, client.address(), owner));
-        Self { client, state, prune, tracked: None, incomplete: HashMap::new(), reworded: HashMap::new() }
+        let (incomplete, refused, reworded) = (HashMap::new(), HashMap::new(), HashMap::new());
+        Self { client, state, prune, tracked: None, incomplete, refused, reworded }
     }
 
     /// One pass: what differs is sent, what left is removed, whatever else fails.
     pub(super) async fn apply(&mut self, snapshot: &Snapshot) -> Result<PassReport, PassError> {
         self.remember().await?;
         let shown = self.shown().await?;
-        // A new snapshot is a new chance for a record that was incomplete.
+        // A pass is a new chance for a record that was incomplete or refused.
         self.incomplete.clear();
+        self.refused.clear();
         self.reworded.retain(|id, _| snapshot.get(*id).is_some());
         let plan = self.plan(snapshot, &shown);
         self.track(plan.upsert.iter().map(|r| r.worker_id), shown.keys(), snapshot).await?;
@@ -164,6 +168,10 @@ impl WorkersRoutes {
                 }
                 continue;
             }
+            // Whatever is there in its place: the same record would be refused again.
+            if self.refused.get(&id).is_some_and(is_recent) {
+                continue;
+            }
             let request = known_to_reference(&desired.request);
             match there.filter(|there| self.is_equal(&request, &there.request)) {
                 Some(there) if there.lifecycle == Lifecycle::Schedulable => {}
@@ -186,7 +194,7 @@ impl WorkersRoutes {
     }
 
     fn may_send_again(&self, id: u64) -> bool {
-        self.incomplete.get(&id).is_none_or(|sent| sent.elapsed() >= INCOMPLETE_RETRY)
+        !self.incomplete.get(&id).is_some_and(is_recent)
     }
 
     async fn shown(&self) -> Result<BTreeMap<u64, Shown>, ClientError> {
@@ -242,7 +250,7 @@ impl WorkersRoutes {
                 }
                 // Refused as a record: a result, not a failure of the pass.
                 Err(ClientError::Status { status: 400 | 422, text, .. }) => {
-                    self.incomplete.insert(id, Instant::now());
+                    self.refused.insert(id, Instant::now());
                     report.not_schedulable.push((id, vec![text]));
                 }
                 Err(error) => outcome.failed(error),
@@ -314,6 +322,10 @@ impl WorkersRoutes {
         let (Some(state), Some(worker_ids)) = (self.state.clone(), self.tracked.clone()) else { return Ok(()) };
         state.store_apart(WorkerIds { worker_ids }).await
     }
+}
+
+fn is_recent(sent: &Instant) -> bool {
+    sent.elapsed() < INCOMPLETE_RETRY
 }
 
 async fn post(client: &RemoteClient, request: &WorkerRequest) -> Result<Shown, ClientError> {

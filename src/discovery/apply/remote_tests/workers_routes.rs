@@ -102,6 +102,29 @@ async fn an_incomplete_record_is_sent_again_with_each_snapshot_and_once_a_minute
 }
 
 #[tokio::test]
+async fn a_refused_record_is_a_result_and_sent_again_as_an_incomplete_one_is() {
+    let (memory, _, mut target) = reached().await;
+    // One that is new, and the new shape of one that is there.
+    register_by_hand(&memory, 3, "http://elsewhere");
+    memory.lock().refused = [2, 3].into();
+    let refused = [2, 3].map(|id| (id, vec!["no such model".to_owned()]));
+    for generation in [1, 2] {
+        let report = target.apply(&snapshot(generation, [1, 2, 3])).await.unwrap();
+        assert_eq!(report.not_schedulable, refused, "{generation}");
+    }
+    assert_eq!(target.check(&snapshot(2, [1, 2, 3])).await.unwrap(), Check::Same);
+    pass_time(60).await;
+    assert_eq!(target.check(&snapshot(2, [1, 2, 3])).await.unwrap(), NEEDED);
+    target.apply(&snapshot(2, [1, 2, 3])).await.unwrap();
+    // A selector that lost its workers gets all of them at once.
+    memory.lock().workers.clear();
+    assert_eq!(target.check(&snapshot(2, [1, 2, 3])).await.unwrap(), NEEDED);
+    memory.lock().refused.clear();
+    let report = target.apply(&snapshot(2, [1, 2, 3])).await.unwrap();
+    assert_eq!((report.upserted, report.not_schedulable, ids(&memory)), (3, Vec::new(), vec![1, 2, 3]));
+}
+
+#[tokio::test]
 async fn a_pass_ends_when_nobody_answers_any_more() {
     let (memory, _, mut target) = reached().await;
     target.apply(&snapshot(1, 1..=400)).await.unwrap();
