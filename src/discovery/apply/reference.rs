@@ -74,8 +74,6 @@ struct Plan {
     delete: Vec<u64>,
     /// Draining and still there.
     draining: HashSet<u64>,
-    /// Not sent again: incomplete, and sent a short while ago.
-    incomplete: Vec<(u64, Vec<String>)>,
 }
 
 /// What became of the calls of a pass.
@@ -123,7 +121,7 @@ impl WorkersRoutes {
         self.track(plan.upsert.iter().map(|r| r.worker_id), shown.keys(), snapshot).await?;
 
         let mut outcome = Outcome::default();
-        let mut report = PassReport { not_schedulable: plan.incomplete, ..PassReport::default() };
+        let mut report = PassReport::default();
         self.upsert(plan.upsert, &mut outcome, &mut report).await;
         if outcome.is_hopeless() {
             return Err(outcome.into_error());
@@ -175,9 +173,7 @@ impl WorkersRoutes {
             let request = known_to_reference(&desired.request);
             match there.filter(|there| self.is_equal(&request, &there.request)) {
                 Some(there) if there.lifecycle == Lifecycle::Schedulable => {}
-                Some(there) if !self.may_send_again(id) => {
-                    plan.incomplete.push((id, there.not_schedulable_reasons.clone()));
-                }
+                Some(_) if !self.may_send_again(id) => {}
                 _ => plan.upsert.push(request),
             }
         }

@@ -271,6 +271,10 @@ impl AdmissionQueue {
             class.counters.went(Duration::ZERO);
             return Ok(Arrival::Admitted);
         }
+        if self.entries.len() == 0 && request.placement.is_blocked(load, class.board) {
+            // The tick looks at prefills that go on by themselves only while somebody waits.
+            load.refresh_busy(now);
+        }
         if never_queues(&class.spec, self.limits)
             && (class.board.is_none() || class.lanes.is_empty() && !request.placement.is_blocked(load, class.board))
         {
