@@ -18,6 +18,9 @@ import msgpack
 import zmq
 
 TICKS = os.sysconf("SC_CLK_TCK")
+# Title, blocks, and what `pointsman bench` is told.
+PROMPTS = [("128 hashes", 128, ["--prompt", "hashes", "--blocks", "128"]),
+           ("8,000 tokens", 500, ["--prompt", "tokens", "--blocks", "500"])]
 
 
 def free_port():
@@ -89,8 +92,7 @@ def http(options, folder, rows, events):
     mode = "events on" if events else "events off"
     # Nobody listens there: workers of a server that follows events must name an endpoint.
     extra = ["--kv-events-base-port", "19000"] if events else []
-    for title, prompt in (("128 hashes", ["--prompt", "hashes", "--blocks", "128"]),
-                          ("8,000 tokens", ["--prompt", "tokens", "--blocks", "500"])):
+    for title, _, prompt in PROMPTS:
         def measure(*arguments):
             seen = {"ours": [], "reference": []}
             for _ in range(options.rounds):
@@ -115,8 +117,7 @@ def http(options, folder, rows, events):
 
 def floor(options, folder, rows):
     """The cost of a cycle beside servers that answer constants: what HTTP and an ordinary parser take of it."""
-    for title, hashes, prompt in (("128 hashes", 128, ["--prompt", "hashes", "--blocks", "128"]),
-                                  ("8,000 tokens", 500, ["--prompt", "tokens", "--blocks", "500"])):
+    for title, hashes, prompt in PROMPTS:
         seen = {"floor": [], "floor that parses": [], "ours": []}
         for _ in range(options.rounds):
             for name in seen:
@@ -200,6 +201,8 @@ def main():
     parser.add_argument("--floor", help="the program of benches/floor, to show the least that HTTP costs")
     parser.add_argument("--only", choices=["http", "events", "floor"])
     options = parser.parse_args()
+    if options.only == "floor" and not options.floor:
+        parser.error("--only floor needs --floor")
     if options.quick:
         options.rounds, options.seconds = 1, 2
     rows, floors = [], []

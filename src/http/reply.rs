@@ -32,17 +32,17 @@ const USUAL_BYTES: usize = 512;
 
 /// An answer in JSON.
 pub(super) fn json<T: Serialize>(status: StatusCode, value: &T) -> Response {
-    json_of_about(USUAL_BYTES, status, value)
+    json_sized(USUAL_BYTES, status, value)
 }
 
 /// A selection in JSON.
 pub(super) fn selection(answer: &SelectResponse) -> Response {
     let hashes = answer.sequence_hashes.as_ref().map_or(0, Vec::len);
-    json_of_about(USUAL_BYTES + hashes * HASH_BYTES, StatusCode::OK, answer)
+    json_sized(USUAL_BYTES + hashes * HASH_BYTES, StatusCode::OK, answer)
 }
 
-fn json_of_about<T: Serialize>(bytes_expected: usize, status: StatusCode, value: &T) -> Response {
-    let mut body = Vec::with_capacity(bytes_expected);
+fn json_sized<T: Serialize>(expected_bytes: usize, status: StatusCode, value: &T) -> Response {
+    let mut body = Vec::with_capacity(expected_bytes);
     match serde_json::to_writer(&mut body, value) {
         Ok(()) => bytes(status, Bytes::from(body)),
         Err(error) => {

@@ -173,7 +173,7 @@ impl WorkersRoutes {
             let request = known_to_reference(&desired.request);
             match there.filter(|there| self.is_equal(&request, &there.request)) {
                 Some(there) if there.lifecycle == Lifecycle::Schedulable => {}
-                Some(_) if !self.may_send_again(id) => {}
+                Some(_) if self.incomplete.get(&id).is_some_and(is_recent) => {}
                 _ => plan.upsert.push(request),
             }
         }
@@ -187,10 +187,6 @@ impl WorkersRoutes {
     fn is_equal(&self, desired: &WorkerRequest, shown: &WorkerRequest) -> bool {
         let reworded = self.reworded.get(&desired.worker_id);
         desired == shown || reworded.is_some_and(|(sent, answer)| sent == desired && answer == shown)
-    }
-
-    fn may_send_again(&self, id: u64) -> bool {
-        !self.incomplete.get(&id).is_some_and(is_recent)
     }
 
     async fn shown(&self) -> Result<BTreeMap<u64, Shown>, ClientError> {

@@ -226,6 +226,11 @@ fn target(address: SocketAddr, change: impl FnOnce(&mut RemoteOptions)) -> Remot
     RemoteTarget::new(&format!("http://{address}"), options).unwrap()
 }
 
+/// The same, keeping its state in a directory.
+fn target_with_state(address: SocketAddr, state: &tempfile::TempDir) -> RemoteTarget {
+    target(address, |o| o.state_dir = Some(state.path().to_owned()))
+}
+
 /// What was logged since the last call.
 fn taken(memory: &Shared) -> Vec<String> {
     std::mem::take(&mut memory.lock().log)
@@ -357,15 +362,14 @@ async fn strangers_stay_unless_the_state_file_or_prune_says_otherwise() {
     let memory = Shared::default();
     let (address, _server) = serve(reference(&memory), &memory).await;
     let state = tempfile::tempdir().unwrap();
-    let with_state = |o: &mut RemoteOptions| o.state_dir = Some(state.path().to_owned());
     memory.lock().workers.insert(100, serde_json::to_value(worker(100, "by hand").request).unwrap());
     memory.lock().workers.get_mut(&100).unwrap()["lifecycle"] = json!("schedulable");
-    target(address, with_state).apply(&snapshot(1, [1, 2])).await.unwrap();
+    target_with_state(address, &state).apply(&snapshot(1, [1, 2])).await.unwrap();
     assert_eq!(memory.lock().workers.keys().copied().collect::<Vec<_>>(), [1, 2, 100]);
     // A new process without state knows nobody; one with state removes what its predecessor sent.
     target(address, |_| {}).apply(&snapshot(1, [1])).await.unwrap();
     assert_eq!(memory.lock().workers.keys().copied().collect::<Vec<_>>(), [1, 2, 100]);
-    target(address, with_state).apply(&snapshot(1, [1])).await.unwrap();
+    target_with_state(address, &state).apply(&snapshot(1, [1])).await.unwrap();
     assert_eq!(memory.lock().workers.keys().copied().collect::<Vec<_>>(), [1, 100]);
     target(address, |o| o.prune = true).apply(&snapshot(1, [1])).await.unwrap();
     assert_eq!(memory.lock().workers.keys().copied().collect::<Vec<_>>(), [1]);

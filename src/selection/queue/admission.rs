@@ -271,27 +271,26 @@ impl AdmissionQueue {
             class.counters.went(Duration::ZERO);
             return Ok(Arrival::Admitted);
         }
-        if self.entries.len() == 0 && request.placement.is_blocked(load, class.board) {
+        let mut is_blocked = request.placement.is_blocked(load, class.board);
+        if is_blocked && self.entries.len() == 0 {
             // The tick looks at prefills that go on by themselves only while somebody waits.
             load.refresh_busy(now);
+            is_blocked = request.placement.is_blocked(load, class.board);
         }
-        if never_queues(&class.spec, self.limits)
-            && (class.board.is_none() || class.lanes.is_empty() && !request.placement.is_blocked(load, class.board))
-        {
+        if never_queues(&class.spec, self.limits) && (class.board.is_none() || class.lanes.is_empty() && !is_blocked) {
             class.counters.went(Duration::ZERO);
             return Ok(Arrival::Admitted);
         }
         let reached = class_limit(&class.spec, class.waiting, workers).or_else(|| {
             // A backlog of ranks that this request does not need is no reason to idle those it may go to.
-            let goes_soon = !request.placement.is_blocked(load, class.board);
-            let limits = if goes_soon { self.limits.with_room() } else { self.limits };
+            let limits = if is_blocked { self.limits } else { self.limits.with_room() };
             partition_limit(&class.spec, self.waiting, limits)
         });
         if let Some((kind, rejection)) = reached {
             class.counters.rejected(kind);
             return Err(SelectionError::QueueRejected(rejection));
         }
-        if self.entries.len() == 0 && self.grant.is_none() && !request.placement.is_blocked(load, class.board) {
+        if self.entries.len() == 0 && self.grant.is_none() && !is_blocked {
             // It would be the only one: it goes, whatever it costs, and its class has nothing left.
             class.counters.went(Duration::ZERO);
             self.turn.took(&mut self.shares, at, 0, true);

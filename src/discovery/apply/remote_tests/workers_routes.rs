@@ -43,13 +43,12 @@ async fn pass_time(secs: u64) {
 async fn a_preview_names_what_a_pass_would_do_and_does_nothing() {
     let (memory, address, _) = reached().await;
     let state = tempfile::tempdir().unwrap();
-    let with_state = |o: &mut RemoteOptions| o.state_dir = Some(state.path().to_owned());
-    target(address, with_state).apply(&snapshot(1, [1, 2, 3])).await.unwrap();
+    target_with_state(address, &state).apply(&snapshot(1, [1, 2, 3])).await.unwrap();
     register_by_hand(&memory, 2, "http://elsewhere");
     register_by_hand(&memory, 100, "http://stranger");
     taken(&memory);
     let before = memory.lock().workers.clone();
-    let preview = target(address, with_state).preview(&snapshot(2, [1, 2, 4])).await.unwrap();
+    let preview = target_with_state(address, &state).preview(&snapshot(2, [1, 2, 4])).await.unwrap();
     assert_eq!(preview, Preview { added: vec![4], changed: vec![2], removed: vec![3], foreign: Vec::new() });
     assert_eq!(taken(&memory), ["GET /catalog", "GET /workers"]);
     assert_eq!(memory.lock().workers, before);
@@ -161,12 +160,11 @@ async fn calls_that_fail_here_and_there_end_no_pass() {
 async fn what_was_sent_by_a_pass_that_failed_is_known_to_the_next_process() {
     let (memory, address, _) = reached().await;
     let state = tempfile::tempdir().unwrap();
-    let with_state = |o: &mut RemoteOptions| o.state_dir = Some(state.path().to_owned());
     memory.lock().cut = (101..=400).collect();
-    target(address, with_state).apply(&snapshot(1, 1..=400)).await.unwrap_err();
+    target_with_state(address, &state).apply(&snapshot(1, 1..=400)).await.unwrap_err();
     assert!(memory.lock().workers.len() > 1);
     memory.lock().cut.clear();
-    target(address, with_state).apply(&snapshot(2, [1])).await.unwrap();
+    target_with_state(address, &state).apply(&snapshot(2, [1])).await.unwrap();
     assert_eq!(ids(&memory), [1]);
 }
 
@@ -174,8 +172,7 @@ async fn what_was_sent_by_a_pass_that_failed_is_known_to_the_next_process() {
 async fn only_what_is_gone_is_forgotten() {
     let (memory, address, _) = reached().await;
     let state = tempfile::tempdir().unwrap();
-    let with_state = |o: &mut RemoteOptions| o.state_dir = Some(state.path().to_owned());
-    let mut first = target(address, with_state);
+    let mut first = target_with_state(address, &state);
     // One that is there as it is wanted is taken over.
     register_by_hand(&memory, 4, "http://w");
     first.apply(&snapshot(1, [1, 2, 3, 4, 5])).await.unwrap();
@@ -191,7 +188,7 @@ async fn only_what_is_gone_is_forgotten() {
     memory.lock().broken.clear();
     first.apply(&snapshot(3, [1])).await.unwrap();
     assert_eq!(ids(&memory), [1, 2, 5]);
-    target(address, with_state).apply(&snapshot(4, [1])).await.unwrap();
+    target_with_state(address, &state).apply(&snapshot(4, [1])).await.unwrap();
     assert_eq!(ids(&memory), [1, 2, 5]);
 }
 
@@ -199,8 +196,7 @@ async fn only_what_is_gone_is_forgotten() {
 async fn a_draining_worker_stays_while_any_load_of_it_is_left() {
     let (memory, address, _) = reached().await;
     let state = tempfile::tempdir().unwrap();
-    let with_state = |o: &mut RemoteOptions| o.state_dir = Some(state.path().to_owned());
-    let mut first = target(address, with_state);
+    let mut first = target_with_state(address, &state);
     let with_draining = |generation, ids: [u64; 2]| {
         let mut workers = vec![worker(1, "http://w")];
         workers.extend(ids.map(|id| DesiredWorker { state: WorkerState::Draining, ..worker(id, "http://w") }));
@@ -221,7 +217,7 @@ async fn a_draining_worker_stays_while_any_load_of_it_is_left() {
     assert_eq!(ids(&memory), [1]);
     // The next process knows that it went.
     register_by_hand(&memory, 2, "http://w");
-    target(address, with_state).apply(&snapshot(3, [1])).await.unwrap();
+    target_with_state(address, &state).apply(&snapshot(3, [1])).await.unwrap();
     assert_eq!(ids(&memory), [1, 2]);
     // A pass removes an idle one as well, and a look says when it cannot.
     let next = with_draining(4, [2, 9]);

@@ -16,17 +16,14 @@ fn a_prefill_that_is_thought_to_go_on_frees_its_rank_for_who_waits() {
 
 #[test]
 fn a_prefill_that_is_thought_to_be_over_keeps_nobody_waiting_who_comes_first() {
-    let mut bed = Bed::new(synthetic(0.5));
-    bed.worker(1, |_| {});
-    bed.book_for(1, 0, 60, Some(Duration::from_secs(1)));
-    bed.now.0 += 166_000_000;
-    assert_eq!(bed.arrive("early", "", 8), Ok(false), "51 of 100 tokens are left");
-    bed.tick(0);
-    let mut bed = Bed::new(synthetic(0.5));
-    bed.worker(1, |_| {});
-    bed.book_for(1, 0, 60, Some(Duration::from_secs(1)));
-    bed.now.0 += 167_000_000;
-    assert_eq!(bed.arrive("a", "", 8), Ok(true), "50 are left");
+    // 51 and 50 of 100 tokens are left.
+    for (millis, goes) in [(166, false), (167, true)] {
+        let mut bed = Bed::new(synthetic(0.5));
+        bed.worker(1, |_| {});
+        bed.book_for(1, 0, 60, Some(Duration::from_secs(1)));
+        bed.now.0 += millis * 1_000_000;
+        assert_eq!(bed.arrive("a", "", 8), Ok(goes), "after {millis} ms");
+    }
 }
 
 #[test]
